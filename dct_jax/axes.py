@@ -1,0 +1,61 @@
+"""Mesh axes as seen from inside a mapped function. JAX renames things here; we follow in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import jax
+from jax import lax
+
+AxisName = str | tuple[str, ...]
+
+
+def varying_axes(x) -> frozenset[str]:
+  """Axes over which JAX knows `x` to differ; empty when it does not track that."""
+  kind = jax.typeof(x)
+  if hasattr(kind, 'mat'):
+    return kind.mat.varying
+  return getattr(kind, 'vma', frozenset())
+
+
+def tracked(axis_name: AxisName) -> bool:
+  """Whether this function runs where JAX tracks varying axes (shard_map, by default)."""
+  return bool(varying_axes(lax.axis_index(axis_name)))
+
+
+def make_varying(x, axes: Iterable[str]):
+  """Marks `x` as different on each worker of `axes`; no data moves."""
+  missing = tuple(sorted(frozenset(axes) - varying_axes(x)))
+  return lax.pcast(x, missing, to='varying') if missing else x
+
+
+def vary_as(tree, inputs):
+  """Marks every array of `tree` as different on each worker over which one of `inputs` differs."""
+  varying = frozenset().union(*(varying_axes(x) for x in inputs))
+  return jax.tree.map(lambda x: make_varying(x, varying), tree)
+
+
+def names(axis_name: AxisName) -> frozenset[str]:
+  return frozenset((axis_name,) if isinstance(axis_name, str) else axis_name)
+
+
+def axis_size(axis_name: AxisName | None) -> int:
+  """Number of workers, static; 1 without an axis.
+
+  Raises:
+    ValueError: if no such axis is mapped here.
+  """
+  if axis_name is None:
+    return 1
+  try:
+    return lax.axis_size(axis_name)
+  except NameError:
+    raise ValueError(
+        f'no mapped axis is called {axis_name=} here; call update() inside shard_map, pmap or '
+        'vmap with that axis, or use axis_name=None to run on one worker') from None
+
+
+def gather(x, axis_name: AxisName):
+  """All workers' `x` in their order, [workers, ...], known to be equal everywhere if that is tracked."""
+  to = 'invarying' if tracked(axis_name) else 'varying'
+  return lax.all_gather(x, axis_name, to=to)

@@ -1,0 +1,165 @@
+"""The contract: what a compressor and a collective are, and how a step uses them.
+
+A step of data parallel training with compression is these lines (`transforms/compressed_mean.py`):
+
+    room = collective.room(collective_state, size, workers)            # how long may a message be?
+    packed = compressor.compress(layers, residual, state, room)        # layers -> one message
+    total = collective.reduce(compressor, layers, packed, ...)         # messages -> sum over workers
+
+*Layers* are the gradient's arrays as a tuple, in the order of the tree. A *message* is everything one
+worker sends in one step: one flat `uint32` array, whatever the number of layers. XLA wants static
+shapes, messages have none, so a message lives in a buffer of `room.capacity` words of which it may
+use the first `room.words`, a number that is only known at run time and that all workers agree
+on. **What does not fit stays in the residual**: a compressor never fails and never loses anything.
+
+Three families fit this contract.
+
+**Selections** send some entries as they are (`top_k`, `dct_threshold`). The message is a sparse stream:
+
+    >>> import jax.numpy as jnp, dct_jax
+    >>> layers = (jnp.array([0.1, -3.0, 0.2, 0.5]),)
+    >>> top = dct_jax.top_k(0.25, dense_below=0)
+    >>> packed = top.compress(layers, None, top.init(layers), dct_jax.whole_room(top, layers))
+    >>> packed.residual is None                     # no residual came in, so none is kept
+    True
+    >>> top.decompress(packed.message[None], layers).layers[0].tolist()
+    [0.0, -3.0, 0.0, 0.0]
+
+**Quantizers** send every entry with fewer bits, in a fixed or a variable number of words (`cast`, later QSGD and 3LC).
+`residual` holds what rounding took away:
+
+    >>> half = dct_jax.cast('float16')
+    >>> layers, zero = (jnp.array([1.0, 1.0 + 2**-12]),), (jnp.zeros(2),)
+    >>> packed = half.compress(layers, zero, half.init(layers), dct_jax.whole_room(half, layers))
+    >>> packed.residual[0].tolist()                 # 2**-12 does not fit a float16 next to 1
+    [0.0, 0.000244140625]
+
+**Linear sketches** are messages whose sum is the message of the sum, so that a plain `psum` adds them on the way
+(`random_k(shared=True)`, `identity`, later count sketches). They say so with `linear`:
+
+    >>> pick = dct_jax.random_k(0.5, shared=True)
+    >>> pick.linear                                 # the first word adds as an integer, the rest as floats
+    1
+    >>> layers = (jnp.arange(1.0, 5.0),)
+    >>> packed = pick.compress(layers, None, pick.init(layers), dct_jax.whole_room(pick, layers))
+    >>> sorted(pick.decompress(packed.message[None], layers).layers[0].tolist())[:2]
+    [0.0, 0.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+Layers = tuple[jax.Array, ...]
+
+
+class Room(NamedTuple):
+  """How long this step's message may be, and whether this worker takes part."""
+
+  words: jax.Array | int  # uint32: usable words; 0 sends nothing and keeps all in the residual
+  live: jax.Array | int  # uint32: 0 drops the layers (they were not finite) and sends nothing
+  capacity: int  # static length of the buffer, at least the smallest message
+
+
+class Size(NamedTuple):
+  """Words of a compressor's messages for given layers; static."""
+
+  smallest: int  # a message always has room for this
+  nominal: int  # what a usual step needs: where the capacity ladder starts
+  largest: int  # nothing ever needs more
+
+
+class Packed(NamedTuple):
+  """What `compress` returns. decoded message + residual = layers + old residual."""
+
+  message: jax.Array  # uint32[room.capacity]
+  residual: Layers | None  # float32, the shapes of the layers; None when None came in
+  state: Any
+
+
+class Unpacked(NamedTuple):
+  """What `decompress` returns: the sum over messages, in their order."""
+
+  layers: Layers  # float32, the shapes of the layers
+  intact: jax.Array  # uint32[messages]: 0 where a message failed its checks and was left out
+
+
+class Feedback(NamedTuple):
+  """Error feedback: what a message leaves out is kept and added to the next gradient."""
+
+  drain_period: int | None = None  # expected steps until an entry of the residual is forgotten
+
+
+class Compressor(NamedTuple):
+  """Pure functions made by a factory; the state is an explicit pytree.
+
+  Attributes:
+    init: layers -> state.
+    compress: (layers, residual or None, state, room) -> Packed.
+    decompress: (uint32[messages, words], layers for their shapes) -> Unpacked.
+    size: layers -> Size.
+    settle: (mode, message, residual) -> residual, after the exchange. Mode `KEEP` changes nothing,
+      `CLEAR` empties the residual (everything was sent another way), `TAKE_BACK` returns this
+      worker's own message to it (the step was called off).
+    linear: None, or how many leading words of a message add up as integers (word 0 is always the
+      number of workers with a non-finite gradient); all other words add up as float32.
+    feedback: whether a transform keeps a residual for it; set with `error_feedback`.
+  """
+
+  init: Callable[[Layers], Any]
+  compress: Callable[[Layers, Layers | None, Any, Room], Packed]
+  decompress: Callable[[jax.Array, Layers], Unpacked]
+  size: Callable[[Layers], Size]
+  settle: Callable[[jax.Array, jax.Array, Layers], Layers]
+  linear: int | None = None
+  feedback: Feedback | None = None
+
+
+KEEP, CLEAR, TAKE_BACK = 0, 1, 2
+
+
+class Receipt(NamedTuple):
+  """What an exchange cost, the same number on every worker. Bytes are of one worker in one step."""
+
+  encoded_bytes: jax.Array  # what the codec produced, averaged over workers
+  moved_bytes: jax.Array  # what a worker put into collectives, padding included
+  sent_bytes: jax.Array  # what a worker's network interface has to send for that
+  overflow_bytes: jax.Array  # what was selected, did not fit and went back to the residual
+  density: jax.Array  # fraction of the entries that travelled, averaged over workers
+
+
+class Reduced(NamedTuple):
+  """What `reduce` returns; everything in it is equal on all workers."""
+
+  layers: Layers  # float32 sum over workers
+  nonfinite: jax.Array  # uint32: workers whose gradient was not finite
+  corrupt: jax.Array  # uint32: messages that failed their checks
+  dense: jax.Array  # bool: everything travelled, residual included
+  receipt: Receipt
+  state: Any
+
+
+class Collective(NamedTuple):
+  """How messages become a sum over a mesh axis.
+
+  Attributes:
+    init: Size -> state (replicated).
+    room: (state, size, workers) -> Room, before anything is packed.
+    reduce: (compressor, layers, packed, state, room, axis_name) -> Reduced. Without an axis name
+      the only worker is this one.
+    check: compressor -> None; raises ValueError for one that it cannot carry.
+  """
+
+  init: Callable[[Size], Any]
+  room: Callable[[Any, Size, int], Room]
+  reduce: Callable[..., Reduced]
+  check: Callable[[Compressor], None]
+
+
+def whole_room(compressor: Compressor, layers: Layers) -> Room:
+  """Room for any message of these layers: for trying a compressor by itself."""
+  largest = compressor.size(layers).largest
+  return Room(words=largest, live=1, capacity=largest)

@@ -1,0 +1,19 @@
+"""Native CPU kernels beside their pure-JAX twins. Use these functions, never a twin directly."""
+
+from dct_jax.kernels.dispatch import (
+    NO_QUOTA,
+    Selected,
+    all_finite,
+    encode,
+    native_in_use,
+    pack,
+    settle,
+    threshold,
+    unpack_sum,
+    use_native,
+)
+
+__all__ = [
+    'NO_QUOTA', 'Selected', 'all_finite', 'encode', 'native_in_use', 'pack', 'settle', 'threshold',
+    'unpack_sum', 'use_native',
+]

@@ -1,0 +1,181 @@
+"""The one place that chooses between a native kernel and its pure-JAX twin.
+
+The native kernels are used on a CPU when they were built. `DCT_JAX_NATIVE=0` in the environment, or
+`use_native(False)` around the tracing of a function, chooses the twins; results are the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dct_jax.kernels import native, select_twin, stream_twin, values
+from dct_jax.kernels.select_twin import NO_QUOTA
+
+_wanted = os.environ.get('DCT_JAX_NATIVE', '1') != '0'
+
+
+def native_in_use() -> bool:
+  """Whether functions traced now use the native kernels."""
+  return _wanted and native.AVAILABLE and jax.default_backend() == 'cpu'
+
+
+@contextlib.contextmanager
+def use_native(on: bool) -> Iterator[None]:
+  """Within it, newly traced functions use native kernels (if there are any) or the twins."""
+  global _wanted
+  before, _wanted = _wanted, on
+  try:
+    yield
+  finally:
+    _wanted = before
+
+
+def _shape(shape, dtype):
+  return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _control(*scalars):
+  return jnp.stack([jnp.asarray(s, jnp.uint32).reshape(()) for s in scalars])
+
+
+def _layers_and_residual(layers, residual):
+  return (*layers, *(residual or ()))
+
+
+def all_finite(layers) -> jax.Array:
+  """uint32[1]: 1 when no entry of any layer is NaN or infinite."""
+  if native_in_use():
+    return native.call('all_finite', [_shape((1,), jnp.uint32)], layers)[0]
+  return select_twin.all_finite(layers)
+
+
+def threshold(layers, residual, rank, *, old_tau=None, refresh=1, segment=0):
+  """Exact order statistics of |layers + residual|, one for each layer or each segment of a layer.
+
+  Args:
+    layers: float32, bfloat16 or float16 arrays.
+    residual: float32 arrays of the same shapes, or None.
+    rank: uint32[segments], from 1 in ascending order, at most the size of the segment.
+    old_tau: float32[segments], returned when `refresh` is 0.
+    refresh: scalar; 0 does no work.
+    segment: entries that share a threshold; 0 means a whole layer.
+
+  Returns:
+    `tau`, float32[segments], and `ties`, uint32[segments]: how many of the entries equal to tau
+    belong to the `size - rank + 1` largest ones (all of them when nothing was computed).
+  """
+  old_tau = jnp.zeros(rank.shape, jnp.float32) if old_tau is None else old_tau
+  if native_in_use():
+    results = [_shape(rank.shape, jnp.float32), _shape(rank.shape, jnp.uint32)]
+    args = [_control(refresh), old_tau, rank, *_layers_and_residual(layers, residual)]
+    return native.call('threshold', results, args, segment=segment, feedback=residual is not None)
+  return select_twin.threshold(layers, residual, rank, old_tau, jnp.asarray(refresh), segment)
+
+
+class Selected(NamedTuple):
+  """Packed entries. Only the first `sent` ones of `index` and `value` mean anything."""
+
+  index: jax.Array  # uint32[capacity], into all layers laid end to end
+  value: jax.Array  # float32[capacity]
+  wanted: jax.Array  # uint32 scalar: entries that were selected
+  sent: jax.Array  # uint32 scalar: entries that fitted
+  residual: tuple[jax.Array, ...] | None
+
+
+def pack(layers, residual, tau, ties=None, *, limit, live=1, capacity, segment=0,
+         value_codec='float32') -> Selected:
+  """One pass: add the residual, select by threshold, pack, write the new residual (in place if donated).
+
+  Selected is what has a magnitude of at least its `tau` and is not zero; of entries equal to tau only
+  the first `ties` of the segment. Beyond `limit` entries nothing is packed. What is not packed stays in
+  the residual whole, what is packed leaves there what `value_codec` rounds away. With `live` 0 nothing
+  is selected and the residual stays as it was.
+  """
+  ties = jnp.full(tau.shape, jnp.uint32(NO_QUOTA)) if ties is None else ties
+  if native_in_use():
+    results = [_shape((capacity,), jnp.uint32), _shape((capacity,), jnp.float32),
+               _shape((2,), jnp.uint32)]
+    results += [_shape(e.shape, jnp.float32) for e in residual or ()]
+    args = [_control(limit, live), tau, ties, *_layers_and_residual(layers, residual)]
+    n = len(layers)
+    aliases = {3 + n + i: 3 + i for i in range(n)} if residual is not None else {}
+    index, value, counts, *left = native.call(
+        'pack', results, args, aliases, segment=segment, feedback=residual is not None,
+        value_codec=values.CODES[value_codec])
+    left = tuple(left) if residual is not None else None
+  else:
+    index, value, counts, left = select_twin.pack(
+        layers, residual, tau, ties, jnp.asarray(limit, jnp.uint32), jnp.asarray(live), capacity,
+        segment, value_codec)
+  return Selected(index, value, counts[0], counts[1], left)
+
+
+def encode(index, value, dense, *, count, wanted, flags=0, empty=0, budget, capacity, universe,
+           unit=1, index_codec='auto', value_codec='float32') -> jax.Array:
+  """A message of `count` entries (docs/wire_format.md), zero from its end up to `budget` words.
+
+  Args:
+    index: uint32, the first `count` are strictly increasing and below `universe`.
+    value: float32, `unit` for each index.
+    dense: uint32 words of the dense section.
+    count: entries to send.
+    wanted: entries that were selected, for the header.
+    flags: bit 0 says that this worker's gradient was not finite.
+    empty: not 0 makes a message of nothing but a header.
+    budget: words that will travel.
+    capacity: static length of the result.
+    universe: static number of units.
+    unit: values an index.
+    index_codec: 'auto', 'int32', 'gap16', 'bitmap' or 'rice'.
+    value_codec: 'float32', 'float16' or 'bfloat16'.
+  """
+  if native_in_use():
+    code = 255 if index_codec == 'auto' else stream_twin.INDEX_CODES[index_codec]
+    args = [_control(count, wanted, flags, empty, budget), index, value, dense]
+    return native.call(
+        'encode', [_shape((capacity,), jnp.uint32)], args, universe=universe, unit=unit,
+        index_codec=code, value_codec=values.CODES[value_codec])[0]
+  scalars = [jnp.asarray(s, jnp.uint32) for s in (count, wanted, flags, empty)]
+  return stream_twin.encode(index, value, dense, *scalars, capacity, universe, unit, index_codec,
+                            value_codec)
+
+
+def unpack_sum(words, sparse, dense, *, unit=1, value_codec='float32'):
+  """Decodes messages and adds them up in their order.
+
+  Args:
+    words: uint32[messages, words].
+    sparse: the layers (or their shapes) that were selected from.
+    dense: the layers that travelled whole.
+    unit: values an index.
+    value_codec: as in `encode`.
+
+  Returns:
+    uint32[messages], 0 where a message failed its checks and was left out; and the float32 sums,
+    first of the sparse layers, then of the dense ones.
+  """
+  if native_in_use():
+    results = [_shape(words.shape[:1], jnp.uint32)]
+    results += [_shape(x.shape, jnp.float32) for x in (*sparse, *dense)]
+    intact, *sums = native.call(
+        'unpack_sum', results, [words], dense_layers=len(dense), unit=unit,
+        value_codec=values.CODES[value_codec])
+    return intact, tuple(sums)
+  return stream_twin.unpack_sum(words, sparse, dense, unit, value_codec)
+
+
+def settle(mode, words, residual, *, dense_layers=0, unit=1, value_codec='float32'):
+  """Leaves the residual alone (0), clears it (1) or adds the worker's own message back to it (2)."""
+  if native_in_use():
+    results = [_shape(e.shape, jnp.float32) for e in residual]
+    aliases = {2 + i: i for i in range(len(residual))}
+    return native.call(
+        'settle', results, [_control(mode), words, *residual], aliases,
+        dense_layers=dense_layers, unit=unit, value_codec=values.CODES[value_codec])
+  return stream_twin.settle(jnp.asarray(mode), words, residual, dense_layers, unit, value_codec)

@@ -1,0 +1,40 @@
+"""Loads the native kernels and calls them. Whether they are used is decided in `dispatch.py`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from dct_jax import axes
+
+try:
+  from dct_jax.kernels import _native
+except ImportError as error:
+  _native = None
+  if os.environ.get('DCT_JAX_NATIVE') != '0':
+    # pip hides the output of a build that failed, so the only place to say it is here, once.
+    warnings.warn(
+        f'dct_jax runs without its native CPU kernels ({error}) and uses pure JAX, which is several '
+        'times slower on a CPU. Install a C++ compiler and reinstall, or set DCT_JAX_NATIVE=0 to '
+        'silence this.', RuntimeWarning, stacklevel=2)
+
+AVAILABLE = _native is not None
+
+if AVAILABLE:
+  for _name, _handler in _native.handlers().items():
+    jax.ffi.register_ffi_target(f'dct_jax_{_name}', _handler, platform='cpu')
+
+
+def call(name: str, results: Sequence[jax.ShapeDtypeStruct], args: Sequence[jax.Array],
+         aliases: dict[int, int] | None = None, **attributes):
+  """Calls a native kernel on `args`; `attributes` are static integers and booleans."""
+  attributes = {k: v if isinstance(v, bool) else np.int64(v) for k, v in attributes.items()}
+  out = jax.ffi.ffi_call(
+      f'dct_jax_{name}', tuple(results), vmap_method='sequential',
+      input_output_aliases=aliases or {})(*args, **attributes)
+  # JAX takes the results of a foreign call for equal on all workers; they differ where inputs do.
+  return axes.vary_as(tuple(out), args)

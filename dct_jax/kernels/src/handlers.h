@@ -1,0 +1,34 @@
+// The handlers that module.cc shows to JAX.
+#pragma once
+
+#include "xla/ffi/api/ffi.h"
+
+namespace dct {
+
+namespace ffi = xla::ffi;
+
+ffi::Error Pack(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::F32> tau,
+                ffi::Buffer<ffi::U32> ties, ffi::RemainingArgs, ffi::ResultBuffer<ffi::U32> index,
+                ffi::ResultBuffer<ffi::F32> value, ffi::ResultBuffer<ffi::U32> counts,
+                ffi::RemainingRets, int64_t segment, bool feedback, int64_t value_codec);
+
+ffi::Error Threshold(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::F32> old_tau,
+                     ffi::Buffer<ffi::U32> rank, ffi::RemainingArgs,
+                     ffi::ResultBuffer<ffi::F32> tau, ffi::ResultBuffer<ffi::U32> ties,
+                     int64_t segment, bool feedback);
+
+ffi::Error AllFinite(ffi::ThreadPool, ffi::RemainingArgs, ffi::ResultBuffer<ffi::U32> finite);
+
+ffi::Error Encode(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> index,
+                  ffi::Buffer<ffi::F32> value, ffi::Buffer<ffi::U32> dense,
+                  ffi::ResultBuffer<ffi::U32> words, int64_t universe, int64_t unit,
+                  int64_t index_codec, int64_t value_codec);
+
+ffi::Error UnpackSum(ffi::ThreadPool, ffi::Buffer<ffi::U32> words, ffi::ResultBuffer<ffi::U32> ok,
+                     ffi::RemainingRets, int64_t dense_layers, int64_t unit, int64_t value_codec);
+
+ffi::Error Settle(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> words,
+                  ffi::RemainingArgs, ffi::RemainingRets, int64_t dense_layers, int64_t unit,
+                  int64_t value_codec);
+
+}  // namespace dct

@@ -1,0 +1,174 @@
+// One pass over memory: error feedback, threshold, pack, new residual.
+#include "layers.h"
+#include "handlers.h"
+#include "values.h"
+
+namespace dct {
+namespace {
+
+// Where the selected entries of one chunk go until their final places are known.
+struct Selected {
+  uint32_t* index;
+  float* value;
+  int64_t count = 0;
+
+  inline void add(const Layer& layer, int64_t i, float value_i, Values codec) {
+    index[count] = uint32_t(layer.offset + i);
+    value[count++] = value_i;
+    if (layer.residual_out) {
+      // Rounding is undone by the residual: what the codec takes away stays here.
+      layer.residual_out[i] = codec == Values::kFloat32 ? 0.0f : value_i - round_trip(value_i, codec);
+    }
+  }
+};
+
+// Denormals are flushed, so a magnitude of at least FLT_MIN is the same as not being zero.
+inline float effective(float tau) { return std::max(tau, FLT_MIN); }
+
+void select_scalar(const Layer& layer, int64_t begin, int64_t end, float tau, Values codec,
+                   Selected* out) {
+  for (int64_t i = begin; i < end; ++i) {
+    float x = load1(layer, i);
+    if (std::fabs(x) >= tau) {
+      out->add(layer, i, x, codec);
+    } else if (layer.residual_out) {
+      layer.residual_out[i] = x;
+    }
+  }
+}
+
+#if defined(__x86_64__)
+template <ffi::DataType dtype>
+DCT_AVX2 void select_avx2(const Layer& layer, int64_t begin, int64_t end, float tau, Values codec,
+                          Selected* out) {
+  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
+  const __m256 limit = _mm256_set1_ps(tau);
+  alignas(32) float lanes[8];
+  int64_t i = begin;
+  for (; i + 8 <= end; i += 8) {
+    __m256 x = sum8<dtype>(layer, i);
+    __m256 keep = _mm256_cmp_ps(_mm256_and_ps(x, magnitude), limit, _CMP_GE_OQ);
+    if (layer.residual_out) _mm256_storeu_ps(layer.residual_out + i, x);
+    unsigned mask = unsigned(_mm256_movemask_ps(keep));
+    if (mask) {
+      _mm256_store_ps(lanes, x);
+      for (; mask; mask &= mask - 1) {
+        int lane = __builtin_ctz(mask);
+        out->add(layer, i + lane, lanes[lane], codec);
+      }
+    }
+  }
+  select_scalar(layer, i, end, tau, codec, out);
+}
+#endif
+
+void select(const Layer& layer, int64_t begin, int64_t end, float tau, Values codec,
+            Selected* out) {
+#if defined(__x86_64__)
+  if (has_avx2()) {
+    with_dtype(layer, [&]<ffi::DataType dtype>() {
+      select_avx2<dtype>(layer, begin, end, tau, codec, out);
+    });
+    return;
+  }
+#endif
+  select_scalar(layer, begin, end, tau, codec, out);
+}
+
+void put_back(const Layer& layer, uint32_t index, float value) {
+  if (layer.residual_out) layer.residual_out[index - layer.offset] = value;
+}
+
+// The worker has nothing to say (its gradient was not finite): residuals stay as they are.
+void keep_residuals(const std::vector<Layer>& layers) {
+  for (const Layer& layer : layers) {
+    if (layer.residual_out && layer.residual_out != layer.residual) {
+      std::memcpy(layer.residual_out, layer.residual, size_t(layer.size) * sizeof(float));
+    }
+  }
+}
+
+}  // namespace
+
+// control = (limit, live); see kernels/dispatch.py: pack.
+ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::F32> tau,
+                ffi::Buffer<ffi::U32> ties, ffi::RemainingArgs args,
+                ffi::ResultBuffer<ffi::U32> index, ffi::ResultBuffer<ffi::F32> value,
+                ffi::ResultBuffer<ffi::U32> counts, ffi::RemainingRets rets, int64_t segment,
+                bool feedback, int64_t value_codec) {
+  FlushDenormals mode;
+  std::vector<Layer> layers;
+  if (ffi::Error error = read_layers(args, feedback, segment, &layers); error.failure()) {
+    return error;
+  }
+  if (feedback) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      auto residual = rets.get<ffi::Buffer<ffi::F32>>(i);
+      if (!residual) return residual.error();
+      layers[i].residual_out = (*residual)->typed_data();
+    }
+  }
+  const bool live = control.typed_data()[1] != 0;
+  uint32_t* wanted_and_sent = counts->typed_data();
+  if (!live) {
+    keep_residuals(layers);
+    wanted_and_sent[0] = wanted_and_sent[1] = 0;
+    return ffi::Error::Success();
+  }
+
+  const Values codec = Values(value_codec);
+  const float* taus = tau.typed_data();
+  const uint32_t* quota = ties.typed_data();
+  std::vector<Chunk> chunks = make_chunks(layers, segment);
+  std::vector<Selected> selected(chunks.size());
+  int64_t total = 0;
+  for (const Layer& layer : layers) total += layer.size;
+  // Not initialised: only the pages that selected entries fall on are ever touched.
+  std::unique_ptr<uint32_t[]> index_scratch(new uint32_t[size_t(total)]);
+  std::unique_ptr<float[]> value_scratch(new float[size_t(total)]);
+
+  parallel_for(pool, int64_t(chunks.size()), [&](int64_t c) {
+    const Chunk& chunk = chunks[size_t(c)];
+    const Layer& layer = *chunk.layer;
+    Selected& out = selected[size_t(c)];
+    out.index = index_scratch.get() + layer.offset + chunk.begin;
+    out.value = value_scratch.get() + layer.offset + chunk.begin;
+    int64_t step = segment ? segment : chunk.end - chunk.begin;
+    for (int64_t begin = chunk.begin; begin < chunk.end; begin += step) {
+      float tau_here = effective(taus[layer.segment + (segment ? begin / segment : 0)]);
+      select(layer, begin, std::min(chunk.end, begin + step), tau_here, codec, &out);
+    }
+  });
+
+  // In order now: of entries equal to their threshold only the segment's quota goes, and of all no
+  // more than the limit. What does not go returns to the residual whole.
+  const int64_t limit = std::min<int64_t>(control.typed_data()[0], index->element_count());
+  std::vector<uint32_t> left(quota, quota + ties.element_count());
+  int64_t wanted = 0, sent = 0;
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    const Layer& layer = *chunks[c].layer;
+    const Selected& from = selected[c];
+    for (int64_t j = 0; j < from.count; ++j) {
+      int64_t s = layer.segment + (segment ? (from.index[j] - layer.offset) / segment : 0);
+      if (quota[s] != UINT32_MAX && std::fabs(from.value[j]) == taus[s]) {
+        if (!left[size_t(s)]) {
+          put_back(layer, from.index[j], from.value[j]);
+          continue;
+        }
+        --left[size_t(s)];
+      }
+      ++wanted;
+      if (sent < limit) {
+        index->typed_data()[sent] = from.index[j];
+        value->typed_data()[sent++] = from.value[j];
+      } else {
+        put_back(layer, from.index[j], from.value[j]);
+      }
+    }
+  }
+  wanted_and_sent[0] = uint32_t(wanted);
+  wanted_and_sent[1] = uint32_t(sent);
+  return ffi::Error::Success();
+}
+
+}  // namespace dct
