@@ -1,1 +1,39 @@
-"""dct_jax."""
+"""dct_jax: Dynamic Communication Thresholding, and other ways to train over a slow network.
+
+The sentence that the library exists for:
+
+    tx = optax.chain(dct_jax.dct_dp(sparsity=0.99, lifespan=1000, axis_name='data'), optax.sgd(0.1))
+"""
+
+from dct_jax.collectives import all_gather, psum
+from dct_jax.compressors import (
+    block_top_k,
+    bucket_top_k,
+    cast,
+    dct_threshold,
+    error_feedback,
+    identity,
+    random_k,
+    top_k,
+)
+from dct_jax.contract import Collective, Compressor, Room, whole_room
+from dct_jax.transforms import (
+    CompressedMeanState,
+    compressed_mean,
+    dct_dp,
+    dense_mean,
+    init,
+    local_value_and_grad,
+    make_mesh,
+    state_specs,
+    vmap_axes,
+)
+
+__version__ = '0.1.0'
+
+__all__ = [
+    'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'all_gather', 'block_top_k',
+    'bucket_top_k', 'cast', 'compressed_mean', 'dct_dp', 'dct_threshold', 'dense_mean',
+    'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'random_k',
+    'state_specs', 'top_k', 'vmap_axes', 'whole_room',
+]

@@ -22,7 +22,7 @@ Three families fit this contract.
     >>> packed = top.compress(layers, None, top.init(layers), dct_jax.whole_room(top, layers))
     >>> packed.residual is None                     # no residual came in, so none is kept
     True
-    >>> top.decompress(packed.message[None], layers).layers[0].tolist()
+    >>> top.decompress(packed.message[None], layers, None).layers[0].tolist()
     [0.0, -3.0, 0.0, 0.0]
 
 **Quantizers** send every entry with fewer bits, in a fixed or a variable number of words (`cast`, later QSGD and 3LC).
@@ -41,8 +41,9 @@ Three families fit this contract.
     >>> pick.linear                                 # the first word adds as an integer, the rest as floats
     1
     >>> layers = (jnp.arange(1.0, 5.0),)
-    >>> packed = pick.compress(layers, None, pick.init(layers), dct_jax.whole_room(pick, layers))
-    >>> sorted(pick.decompress(packed.message[None], layers).layers[0].tolist())[:2]
+    >>> state = pick.init(layers)                   # every worker picks by the same random numbers
+    >>> packed = pick.compress(layers, None, state, dct_jax.whole_room(pick, layers))
+    >>> sorted(pick.decompress(packed.message[None], layers, state).layers[0].tolist())[:2]
     [0.0, 0.0]
 """
 
@@ -62,6 +63,7 @@ class Room(NamedTuple):
   words: jax.Array | int  # uint32: usable words; 0 sends nothing and keeps all in the residual
   live: jax.Array | int  # uint32: 0 drops the layers (they were not finite) and sends nothing
   capacity: int  # static length of the buffer, at least the smallest message
+  worker: jax.Array | int = 0  # uint32: who this is, for random choices that should differ
 
 
 class Size(NamedTuple):
@@ -70,6 +72,7 @@ class Size(NamedTuple):
   smallest: int  # a message always has room for this
   nominal: int  # what a usual step needs: where the capacity ladder starts
   largest: int  # nothing ever needs more
+  dense: int  # the layers themselves, as float32
 
 
 class Packed(NamedTuple):
@@ -85,6 +88,7 @@ class Unpacked(NamedTuple):
 
   layers: Layers  # float32, the shapes of the layers
   intact: jax.Array  # uint32[messages]: 0 where a message failed its checks and was left out
+  entries: jax.Array  # uint32[messages]: how many entries of the layers each one carried
 
 
 class Feedback(NamedTuple):
@@ -99,9 +103,10 @@ class Compressor(NamedTuple):
   Attributes:
     init: layers -> state.
     compress: (layers, residual or None, state, room) -> Packed.
-    decompress: (uint32[messages, words], layers for their shapes) -> Unpacked.
+    decompress: (uint32[messages, words], layers for their shapes, the state that `compress` was
+      given) -> Unpacked. Only what is equal on all workers may be used of the state.
     size: layers -> Size.
-    settle: (mode, message, residual) -> residual, after the exchange. Mode `KEEP` changes nothing,
+    settle: (mode, message, residual, the same state) -> residual, after the exchange. Mode `KEEP` changes nothing,
       `CLEAR` empties the residual (everything was sent another way), `TAKE_BACK` returns this
       worker's own message to it (the step was called off).
     linear: None, or how many leading words of a message add up as integers (word 0 is always the
@@ -111,9 +116,9 @@ class Compressor(NamedTuple):
 
   init: Callable[[Layers], Any]
   compress: Callable[[Layers, Layers | None, Any, Room], Packed]
-  decompress: Callable[[jax.Array, Layers], Unpacked]
+  decompress: Callable[[jax.Array, Layers, Any], Unpacked]
   size: Callable[[Layers], Size]
-  settle: Callable[[jax.Array, jax.Array, Layers], Layers]
+  settle: Callable[[jax.Array, jax.Array, Layers, Any], Layers]
   linear: int | None = None
   feedback: Feedback | None = None
 
@@ -148,8 +153,8 @@ class Collective(NamedTuple):
   Attributes:
     init: Size -> state (replicated).
     room: (state, size, workers) -> Room, before anything is packed.
-    reduce: (compressor, layers, packed, state, room, axis_name) -> Reduced. Without an axis name
-      the only worker is this one.
+    reduce: (compressor, layers, packed, compressor's old state, state, room, axis_name) -> Reduced.
+      Without an axis name the only worker is this one.
     check: compressor -> None; raises ValueError for one that it cannot carry.
   """
 

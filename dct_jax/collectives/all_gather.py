@@ -1,0 +1,131 @@
+"""All-gather of messages on the capacity ladder; every worker decodes and adds them up."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dct_jax import axes
+from dct_jax.collectives import ladder
+from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked
+from dct_jax.wire import header
+
+
+class AllGatherState(NamedTuple):
+  """State of `all_gather`, equal on all workers."""
+
+  wanted: jax.Array  # uint32: words of the longest message wanted in the last step
+
+
+def all_gather(rungs: int = 14, dense_fallback: bool = True) -> Collective:
+  """One all-gather a step, of as many words as the last step's messages wanted.
+
+  All workers know all headers of the last step, so that choosing a capacity costs no round trip. What
+  does not fit stays in the residual for a step. When messages would be larger than a dense exchange, the
+  dense exchange happens: residuals are summed by `psum` and cleared. Without error feedback the layers
+  are, and what overflows a rung in between is lost (and counted).
+
+  Args:
+    rungs: how many capacities to compile.
+    dense_fallback: whether the dense exchange is the last rung.
+
+  Returns:
+    A `Collective` for any compressor that is not meant for `psum` only.
+  """
+  if rungs < 1:
+    raise ValueError(f'rungs must be at least 1, got {rungs=}')
+
+  def plan(size, workers):
+    """The ladder, and whether the dense exchange is the rung above it."""
+    fallback = dense_fallback and workers > 1
+    return ladder.rungs(size, workers, rungs, fallback), fallback
+
+  def init(size):
+    return AllGatherState(jnp.asarray(size.nominal, jnp.uint32))
+
+  def room(state, size, workers):
+    steps, fallback = plan(size, workers)
+    rung = ladder.choose(steps, state.wanted, fallback)
+    words = jnp.array((*steps, 0), jnp.uint32)[rung]
+    return Room(words=words, live=1, capacity=max((*steps, size.smallest)))
+
+  def reduce(compressor, layers, packed, old_state, state, room, axis_name):
+    workers = axes.axis_size(axis_name)
+    steps, fallback = plan(compressor.size(layers), workers)
+    branches = [_sparse(w, compressor, layers, packed.message, old_state, axis_name) for w in steps]
+    if fallback:
+      branches.append(_dense(layers, packed, room, axis_name))
+    rung = ladder.choose(steps, state.wanted, fallback)
+    exchanged = lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
+    return _reduced(exchanged, (rung == len(steps)) & fallback, state, layers)
+
+  def check(compressor):
+    if compressor.linear is not None:
+      raise ValueError('this compressor makes messages that add up; use the psum collective, '
+                       'all_gather would only move more bytes')
+
+  return Collective(init, room, reduce, check)
+
+
+class _Exchanged(NamedTuple):
+  """What one rung brings, equal on all workers."""
+
+  unpacked: Unpacked
+  head: header.Header
+  encoded: jax.Array  # uint32[workers]: words
+  moved: jax.Array  # uint32: bytes
+  sent: jax.Array  # uint32: bytes
+
+
+def _sparse(words, compressor, layers, message, old_state, axis_name):
+  """The exchange of messages of `words` words."""
+
+  def exchange() -> _Exchanged:
+    workers = axes.axis_size(axis_name)
+    part = message[:words]
+    gathered = part[None] if axis_name is None else axes.gather(part, axis_name)
+    head = header.read_headers(gathered)
+    unpacked = compressor.decompress(gathered, layers, old_state)
+    return _Exchanged(unpacked, head, head.length, jnp.uint32(4 * words),
+                      jnp.uint32(4 * words * (workers - 1)))
+
+  return exchange
+
+
+def _dense(layers, packed, room, axis_name):
+  """The dense exchange: everything pending is summed, only headers travel beside it."""
+
+  def exchange() -> _Exchanged:
+    workers, total = axes.axis_size(axis_name), sum(x.size for x in layers)
+    head = header.read_headers(axes.gather(packed.message[:header.WORDS], axis_name))
+    pending = packed.residual
+    if pending is None:
+      pending = tuple(jnp.where(room.live != 0, x, 0).astype(jnp.float32) for x in layers)
+    sums = tuple(lax.psum(x, axis_name) for x in pending)
+    words = jnp.full(workers, total + header.WORDS, jnp.uint32)
+    sent = (8 * total // workers + 4 * header.WORDS) * (workers - 1)
+    unpacked = Unpacked(sums, jnp.ones(workers, jnp.uint32), jnp.full(workers, total, jnp.uint32))
+    return _Exchanged(unpacked, head._replace(length=head.wanted), words,
+                      jnp.uint32(4 * (total + header.WORDS)), jnp.uint32(sent))
+
+  return exchange
+
+
+def _reduced(exchanged, is_dense, state, layers) -> Reduced:
+  unpacked, head, encoded, moved, sent = exchanged
+  workers, total = encoded.size, sum(x.size for x in layers)
+  nonfinite = jnp.sum(head.nonfinite, dtype=jnp.uint32)
+  missing = jnp.where(head.wanted > head.length, head.wanted - head.length, 0)
+  receipt = Receipt(
+      encoded_bytes=4 * ((jnp.sum(encoded, dtype=jnp.uint32) + workers - 1) // workers),
+      moved_bytes=moved,
+      sent_bytes=sent,
+      overflow_bytes=4 * (jnp.sum(missing, dtype=jnp.uint32) // workers),
+      density=jnp.sum(unpacked.entries).astype(jnp.float32) / (workers * total))
+  # A worker without a gradient wanted nothing; that says nothing about the next step.
+  wanted = jnp.where(nonfinite > 0, state.wanted, jnp.max(head.wanted))
+  corrupt = jnp.sum(1 - unpacked.intact, dtype=jnp.uint32)
+  return Reduced(unpacked.layers, nonfinite, corrupt, is_dense, receipt, AllGatherState(wanted))

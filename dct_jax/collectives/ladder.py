@@ -1,0 +1,40 @@
+"""The ladder of capacities: a few static message lengths, of which every step uses one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from dct_jax.contract import Size
+
+BELOW = (0.25, 0.5, 0.75)  # rungs under the nominal size, for stale thresholds that send little
+STEEPEST, FLATTEST = 2.0, 1.25
+
+
+def rungs(size: Size, workers: int, count: int, dense_fallback: bool) -> tuple[int, ...]:
+  """Message lengths in words, increasing. Past the last one the dense exchange takes over, if allowed.
+
+  An all-gather of W words makes each worker send (P - 1) W; a dense all-reduce of N words makes it
+  send 2 N (P - 1) / P. Messages beyond the parity of the two, 2 N / P, are never worth sending.
+  """
+  if workers == 1:
+    return (size.largest,)
+  top = max(2 * size.dense // workers, 1) if dense_fallback else size.largest
+  nominal = max(size.smallest, size.nominal)
+  steps = [nominal * f for f in BELOW] + [nominal]
+  above = max(1, count - len(steps) - 1)
+  ratio = min(max((top / nominal) ** (1 / above), FLATTEST), STEEPEST)
+  steps += [nominal * ratio**i for i in range(1, above)] + [top]
+  fitting = {min(int(s), top) for s in steps if int(s) >= size.smallest}
+  return tuple(sorted(s for s in fitting if s <= top and s >= size.smallest))
+
+
+def choose(ladder: tuple[int, ...], wanted: jax.Array, dense_fallback: bool) -> jax.Array:
+  """The first rung that holds `wanted` words and a little more; len(ladder) means dense.
+
+  The little more, 1/64, keeps a message that grows slowly from overflowing in every step.
+  """
+  generous = wanted + wanted // 64
+  rung = jnp.searchsorted(jnp.array(ladder, jnp.uint32), generous.astype(jnp.uint32))
+  last = len(ladder) if dense_fallback else len(ladder) - 1
+  return jnp.minimum(rung, last).astype(jnp.int32)

@@ -1,0 +1,14 @@
+"""Compressors: layers + residual -> one message + what is left. One method a file."""
+
+from dct_jax.compressors.block_top_k import block_top_k
+from dct_jax.compressors.cast import cast
+from dct_jax.compressors.dct_threshold import DctThresholdState, dct_threshold
+from dct_jax.compressors.error_feedback import drain, empty_residual, error_feedback
+from dct_jax.compressors.identity import identity
+from dct_jax.compressors.random_k import RandomKState, random_k
+from dct_jax.compressors.top_k import TopKState, bucket_top_k, top_k
+
+__all__ = [
+    'DctThresholdState', 'RandomKState', 'TopKState', 'block_top_k', 'bucket_top_k', 'cast',
+    'dct_threshold', 'drain', 'empty_residual', 'error_feedback', 'identity', 'random_k', 'top_k',
+]

@@ -1,0 +1,37 @@
+"""Fractions that users give (a sparsity, a share to keep), as numbers or optax schedules."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+Fraction = float | Callable[[jax.Array], jax.Array]
+
+
+def check(name: str, value: Fraction) -> None:
+  """A fraction lies in (0, 1]; a schedule is checked at its start."""
+  first = float(value(jnp.zeros((), jnp.int32))) if callable(value) else value
+  if isinstance(first, bool) or not isinstance(first, (int, float)) or not 0 < first <= 1:
+    raise ValueError(f'{name} must be in (0, 1], got {name}={first!r}')
+
+
+def start(value: Fraction) -> float:
+  return float(value(jnp.zeros((), jnp.int32))) if callable(value) else float(value)
+
+
+def floor_of(sizes, value: Fraction, step: jax.Array) -> jax.Array:
+  """floor(size * value) for each size, as uint32.
+
+  A number is multiplied in decimal, as it was written: 0.29 * 100 is 29, not 28.999999. A schedule gives
+  float32, whose rounding is forgiven by a millionth.
+  """
+  if callable(value):
+    share = jnp.asarray(value(step), jnp.float32)
+    product = jnp.asarray(sizes, jnp.float32) * share * (1 + 1e-6)
+    return jnp.minimum(jnp.floor(product).astype(jnp.uint32), jnp.asarray(sizes, jnp.uint32))
+  exact = decimal.Decimal(repr(float(value)))
+  return jnp.array([math.floor(n * exact) for n in sizes], jnp.uint32)

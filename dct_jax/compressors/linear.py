@@ -1,0 +1,49 @@
+"""What all linear compressors share: a message that a plain psum adds up.
+
+Word 0 counts the workers whose gradient was not finite; all further words are float32.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dct_jax.contract import CLEAR, TAKE_BACK, Layers, Room
+
+FLAG_WORDS = 1
+
+
+def write(numbers: jax.Array, room: Room) -> jax.Array:
+  """A message of float32 numbers; of zeros when this worker has nothing to say."""
+  silent = (jnp.asarray(room.words) == 0) | (jnp.asarray(room.live) == 0)
+  body = lax.bitcast_convert_type(jnp.where(silent.reshape(()), 0, numbers), jnp.uint32)
+  flag = (1 - jnp.asarray(room.live, jnp.uint32)).reshape(1)
+  return jnp.pad(jnp.concatenate([flag, body]), (0, room.capacity - FLAG_WORDS - body.size))
+
+
+def read_sum(messages: jax.Array, count: int) -> jax.Array:
+  """The float32 numbers of several messages, added in their order."""
+  body = lax.bitcast_convert_type(messages[:, FLAG_WORDS:FLAG_WORDS + count], jnp.float32)
+  total = body[0]
+  for i in range(1, body.shape[0]):
+    total += body[i]
+  return total
+
+
+def residual_after(room: Room, residual: Layers, exact: Layers, sent: Layers) -> Layers:
+  """exact - sent, except where nothing was sent or the layers were dropped."""
+  words, live = jnp.asarray(room.words).reshape(()), jnp.asarray(room.live).reshape(())
+  left = lambda e, x, s: jnp.where(live == 0, e, jnp.where(words == 0, x, x - s))
+  return jax.tree.map(left, tuple(residual), tuple(exact), tuple(sent))
+
+
+def settle_by(decompress):
+  """`settle` for any compressor, by reading the worker's own message."""
+
+  def settle(mode, message, residual, state):
+    own = decompress(message[None], residual, state).layers
+    taken = lambda e, x: jnp.where(mode == CLEAR, 0, jnp.where(mode == TAKE_BACK, e + x, e))
+    return jax.tree.map(taken, tuple(residual), own)
+
+  return settle

@@ -1,0 +1,172 @@
+"""The optax transformation: error feedback + compressor + collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from dct_jax import axes, kernels
+from dct_jax.collectives import all_gather
+from dct_jax.compressors import drain, empty_residual
+from dct_jax.contract import CLEAR, KEEP, TAKE_BACK, Collective, Compressor, Receipt
+from dct_jax.transforms import checks
+
+POLICIES = ('skip', 'raise', 'pass')
+
+
+class Stats(NamedTuple):
+  """Numbers to log, equal on all workers. `receipt` is of the last step, the rest has added up."""
+
+  receipt: Receipt
+  nonfinite: jax.Array  # gradients that were not finite, counted by worker and step
+  corrupt: jax.Array  # messages that failed their checks
+  drained: jax.Array  # entries of residuals that were forgotten, averaged over workers
+
+
+class CompressedMeanState(NamedTuple):
+  """State of `compressed_mean`."""
+
+  step: jax.Array
+  residual: tuple[jax.Array, ...]  # differs by worker
+  compressor: Any
+  collective: Any
+  stats: Stats
+
+
+def compressed_mean(
+    compressor: Compressor,
+    collective: Collective | None = None,
+    axis_name: axes.AxisName | None = None,
+    *,
+    mask: Any | Callable[[Any], Any] | None = None,
+    nonfinite: str = 'skip',
+    seed: int = 0,
+) -> optax.GradientTransformation:
+  """Replaces each worker's own gradient by the mean of what all workers' messages say.
+
+  Chain it before the optimizer; give it local gradients that nobody has averaged yet
+  (`dct_jax.local_value_and_grad`). All workers return the same updates.
+
+  Args:
+    compressor: made by a factory of `dct_jax.compressors`, usually in `error_feedback`.
+    collective: how messages are exchanged; `all_gather()` unless given.
+    axis_name: mapped axis of the workers; None compresses on one worker, without any exchange.
+    mask: a tree of booleans like the parameters, or a function that makes it from them; what it
+      leaves out is averaged exactly, by a plain psum.
+    nonfinite: what to do in a step in which a worker's gradient has a NaN or an infinity.
+      `'skip'`: all workers' updates are zero; the bad gradient is dropped, the others stay in
+      their residuals. `'raise'`: the same, and the program stops with a FloatingPointError.
+      `'pass'`: the updates are NaN everywhere, as they would be without compression. In no case
+      does the residual take it in; it is counted in `Stats.nonfinite`.
+    seed: of the random numbers that drain residuals.
+
+  Returns:
+    An `optax.GradientTransformation`.
+
+  Raises:
+    ValueError: for arguments that cannot work; from `update`, for gradients that are not floating
+      point, that do not fit the state, or that were already summed over `axis_name`.
+
+  Examples:
+    >>> import dct_jax, jax.numpy as jnp, optax
+    >>> tx = optax.chain(
+    ...     dct_jax.compressed_mean(dct_jax.error_feedback(dct_jax.top_k(0.5, dense_below=0))),
+    ...     optax.sgd(1.0))
+    >>> params = {'w': jnp.zeros(4)}
+    >>> state = tx.init(params)
+    >>> updates, state = tx.update({'w': jnp.array([1.0, -4.0, 2.0, 3.0])}, state, params)
+    >>> updates['w'].tolist()
+    [-0.0, 4.0, -0.0, -3.0]
+    >>> state[0].residual[0].tolist()
+    [1.0, 0.0, 2.0, 0.0]
+  """
+  collective = all_gather() if collective is None else collective
+  collective.check(compressor)
+  if nonfinite not in POLICIES:
+    raise ValueError(f'nonfinite must be one of {POLICIES}, got {nonfinite=}')
+
+  def init(params):
+    layers, _ = checks.split_layers(params, mask)
+    checks.check_layers(layers, 'parameters')
+    residual = empty_residual(layers) if compressor.feedback else ()
+    zero = jnp.zeros((), jnp.uint32)
+    receipt = Receipt(zero, zero, zero, zero, jnp.zeros((), jnp.float32))
+    return CompressedMeanState(
+        step=jnp.zeros((), jnp.int32), residual=residual,
+        compressor=compressor.init(layers), collective=collective.init(compressor.size(layers)),
+        stats=Stats(receipt, zero, zero, jnp.zeros((), jnp.float32)))
+
+  def update(updates, state, params=None):
+    del params
+    layers, exact = checks.split_layers(updates, mask)
+    checks.check_layers((*layers, *exact), 'gradients')
+    checks.check_local((*layers, *exact), axis_name)
+    if compressor.feedback:
+      checks.check_residual(layers, state.residual)
+    workers = axes.axis_size(axis_name)
+    worker = lax.axis_index(axis_name).astype(jnp.uint32) if axis_name is not None else jnp.uint32(0)
+    live = kernels.all_finite((*layers, *exact)).reshape(())
+
+    residual, drained = state.residual, jnp.zeros((), jnp.float32)
+    if compressor.feedback and compressor.feedback.drain_period:
+      residual, drained = _drain(residual, compressor.feedback.drain_period, state.step, worker,
+                                 seed, axis_name)
+    room = collective.room(state.collective, compressor.size(layers), workers)
+    room = room._replace(live=live, worker=worker)
+    packed = compressor.compress(
+        layers, residual if compressor.feedback else None, state.compressor, room)
+    reduced = collective.reduce(
+        compressor, layers, packed, state.compressor, state.collective, room, axis_name)
+    bad = (reduced.nonfinite + reduced.corrupt) > 0
+    if compressor.feedback:
+      mode = jnp.where(bad, TAKE_BACK, jnp.where(reduced.dense, CLEAR, KEEP))
+      residual = compressor.settle(mode, packed.message, packed.residual, state.compressor)
+
+    means = [_unless(bad, x / workers, nonfinite) for x in reduced.layers]
+    rest = [_unless(bad, x, nonfinite) for x in _exact_mean(exact, live, axis_name)]
+    _maybe_raise(reduced, nonfinite)
+    stats = Stats(reduced.receipt, state.stats.nonfinite + reduced.nonfinite,
+                  state.stats.corrupt + reduced.corrupt, state.stats.drained + drained)
+    return checks.merge_layers(updates, mask, means, rest), CompressedMeanState(
+        state.step + 1, residual, packed.state, reduced.state, stats)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _drain(residual, period, step, worker, seed, axis_name):
+  key = jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), step), worker)
+  residual, drained = drain(residual, period, key)
+  drained = drained.astype(jnp.float32)
+  return residual, drained if axis_name is None else lax.pmean(drained, axis_name)
+
+
+def _exact_mean(layers, live, axis_name):
+  """What the mask leaves out: a plain mean, in float32."""
+  exact = [jnp.where(live != 0, x, 0).astype(jnp.float32) for x in layers]
+  return exact if axis_name is None else [lax.pmean(x, axis_name) for x in exact]
+
+
+def _unless(bad, mean, policy):
+  return jnp.where(bad, jnp.nan if policy == 'pass' else 0.0, mean)
+
+
+def _maybe_raise(reduced, policy):
+  """Every worker knows the same numbers here, so that all of them stop, and none waits for another."""
+
+  def stop(nonfinite, corrupt):
+    if corrupt:
+      raise RuntimeError(f'{int(corrupt)} messages failed their checksum: memory or network errors, '
+                         'or workers that run different versions or configurations')
+    raise FloatingPointError(
+        f'{int(nonfinite)} workers have a gradient with NaN or infinity (nonfinite={policy!r})')
+
+  fatal = reduced.corrupt > 0
+  if policy == 'raise':
+    fatal |= reduced.nonfinite > 0
+  call = lambda: jax.debug.callback(stop, reduced.nonfinite, reduced.corrupt)
+  lax.cond(fatal, call, lambda: None)

@@ -1,0 +1,145 @@
+"""Where parameters and optimizer state live on a mesh: which leaves are replicated, which differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from dct_jax import axes
+
+
+def make_mesh(workers: int | None = None, axis_name: str = 'data') -> Mesh:
+  """A mesh of one axis over all processes' devices, with axes that accept unsharded inputs.
+
+  Raises:
+    ValueError: if there are not that many devices.
+  """
+  available = jax.device_count()
+  workers = available if workers is None else workers
+  if not 1 <= workers <= available:
+    raise ValueError(
+        f'{workers=} does not fit the {available} devices here; on a CPU set '
+        f'jax.config.update("jax_num_cpu_devices", {workers}) before the first use of JAX')
+  return jax.make_mesh((workers,), (axis_name,), axis_types=(AxisType.Auto,),
+                       devices=jax.devices()[:workers])
+
+
+def local_value_and_grad(fun: Callable, axis_name: axes.AxisName, **kwargs) -> Callable:
+  """`jax.value_and_grad` whose gradients stay each worker's own.
+
+  Inside `shard_map` the gradient with respect to replicated parameters comes back summed over workers, which
+  is one dense all-reduce too many. This marks the parameters as varying first.
+
+  Args:
+    fun: loss function; its first argument is differentiated.
+    axis_name: mapped axis of the workers.
+    **kwargs: for `jax.value_and_grad` (`has_aux`, ...).
+  """
+  value_and_grad = jax.value_and_grad(fun, **kwargs)
+
+  def wrapped(params, *args, **kw):
+    if axis_name is not None:
+      axes.axis_size(axis_name)
+      if axes.tracked(axis_name):
+        params = jax.tree.map(lambda x: axes.make_varying(x, axes.names(axis_name)), params)
+    return value_and_grad(params, *args, **kw)
+
+  return wrapped
+
+
+def state_specs(tx: optax.GradientTransformation, params: Any, mesh: Mesh,
+                axis_name: str = 'data') -> Any:
+  """Partition specs of a chained optimizer's state, found by tracing one update.
+
+  JAX knows of every value whether it differs between workers. A leaf of the state that does after an update is
+  sharded over `axis_name` on its first dimension, all others are replicated. So any chain of optax
+  transformations gets its specs, and what would let workers drift apart is refused.
+
+  Raises:
+    ValueError: if updates would differ between workers, or a scalar of the state would.
+  """
+  state = jax.eval_shape(tx.init, params)
+  shard, whole = PartitionSpec(axis_name), PartitionSpec()
+  specs = jax.tree.map(lambda _: whole, state)
+  for _ in range(len(jax.tree.leaves(state)) + 1):
+    found = _specs_after_update(tx, params, state, specs, mesh, axis_name)
+    if found == specs:
+      return specs
+    specs = jax.tree.map(lambda a, b: shard if shard in (a, b) else whole, specs, found)
+  raise AssertionError('unreachable: every round shards at least one more leaf')
+
+
+def _specs_after_update(tx, params, state, specs, mesh, axis_name):
+  """The specs that the state has after one update when it had `specs` before."""
+  shard, whole = PartitionSpec(axis_name), PartitionSpec()
+  found = []
+
+  def one_update(params, state):
+    grads = jax.tree.map(
+        lambda x: axes.make_varying(jnp.zeros(x.shape, x.dtype), {axis_name}), params)
+    updates, new_state = tx.update(grads, state, params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+      if axis_name in axes.varying_axes(leaf):
+        raise ValueError(
+            f'updates of {jax.tree_util.keystr(path)} would differ between workers: a part of the '
+            'optimizer lets local gradients through. optax.masked around a compressed mean does '
+            'that: use its own mask= instead')
+    for path, leaf in jax.tree_util.tree_leaves_with_path(new_state):
+      differs = axis_name in axes.varying_axes(leaf)
+      if differs and not jnp.shape(leaf):
+        raise ValueError(
+            f'the scalar {jax.tree_util.keystr(path)} of the optimizer state would differ between '
+            'workers, so that they could decide differently and wait for each other forever '
+            '(optax.apply_if_finite around a compressed mean does that: use nonfinite= instead)')
+      found.append(shard if differs else whole)
+    return jnp.zeros(())
+
+  world = mesh.shape[axis_name]
+  spread = lambda x, s: jax.ShapeDtypeStruct(
+      (x.shape[0] * world, *x.shape[1:]) if s == shard else x.shape, x.dtype)
+  jax.eval_shape(
+      jax.shard_map(one_update, mesh=mesh, in_specs=(whole, specs), out_specs=whole),
+      jax.eval_shape(lambda p: p, params), jax.tree.map(spread, state, specs))
+  return jax.tree.unflatten(jax.tree.structure(state), found)
+
+
+def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh,
+         axis_name: str = 'data') -> tuple[Any, Any, Any]:
+  """Places parameters and optimizer state on a mesh.
+
+  Args:
+    tx: any chain with a compressed mean in it.
+    params: parameters; every process passes the same.
+    mesh: from `make_mesh`.
+    axis_name: axis of the workers.
+
+  Returns:
+    The parameters, replicated; the state, in which every worker has its own residual; and the
+    state's partition specs for `shard_map`.
+  """
+  if axis_name not in mesh.shape:
+    raise ValueError(f'the mesh has axes {tuple(mesh.shape)}, got {axis_name=}')
+  specs = state_specs(tx, params, mesh, axis_name)
+  workers = mesh.shape[axis_name]
+  copies = lambda x, s: jnp.concatenate([x] * workers) if s == PartitionSpec(axis_name) else x
+
+  def place(tree, shardings):
+    return jax.jit(lambda t: t, out_shardings=shardings)(tree)
+
+  everywhere = NamedSharding(mesh, PartitionSpec())
+  params = place(params, jax.tree.map(lambda _: everywhere, params))
+  shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs)
+  state = jax.jit(lambda p: jax.tree.map(copies, tx.init(p), specs),
+                  out_shardings=shardings)(params)
+  return params, state, specs
+
+
+def vmap_axes(specs: Any) -> Any:
+  """`in_axes` for a `vmap` that simulates the workers of `specs` on one device."""
+  return jax.tree.map(lambda s: 0 if any(s) else None, specs,
+                      is_leaf=lambda s: isinstance(s, PartitionSpec))

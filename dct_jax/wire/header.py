@@ -1,0 +1,25 @@
+"""The six words at the start of every message (docs/wire_format.md)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from dct_jax.kernels.stream_twin import HEADER as WORDS
+
+NONFINITE = 1  # flag: this worker's gradient was not finite
+
+
+class Header(NamedTuple):
+  """Fields of one header, or of several when the words have a leading axis."""
+
+  length: jax.Array  # words of the message
+  wanted: jax.Array  # words that everything selected would have taken
+  count: jax.Array  # indices in the message
+  nonfinite: jax.Array  # 0 or 1
+
+
+def read_headers(words: jax.Array) -> Header:
+  """Reads headers from uint32[..., at least 6]. Trust them only where a message is intact."""
+  return Header(words[..., 1], words[..., 2], words[..., 3], words[..., 4] & NONFINITE)
