@@ -28,12 +28,11 @@ from dct_jax.transforms import (
     state_specs,
     vmap_axes,
 )
-
-__version__ = '0.1.0'
+from dct_jax.version import __version__
 
 __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'all_gather', 'block_top_k',
     'bucket_top_k', 'cast', 'compressed_mean', 'dct_dp', 'dct_threshold', 'dense_mean',
     'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'random_k',
-    'state_specs', 'top_k', 'vmap_axes', 'whole_room',
+    'state_specs', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

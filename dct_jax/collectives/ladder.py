@@ -11,6 +11,11 @@ BELOW = (0.25, 0.5, 0.75)  # rungs under the nominal size, for stale thresholds 
 STEEPEST, FLATTEST = 2.0, 1.25
 
 
+def _generous(words):
+  """A little more, so that a message that grows slowly does not overflow in every step."""
+  return words + words // 64
+
+
 def rungs(size: Size, workers: int, count: int, dense_fallback: bool) -> tuple[int, ...]:
   """Message lengths in words, increasing. Past the last one the dense exchange takes over, if allowed.
 
@@ -20,7 +25,7 @@ def rungs(size: Size, workers: int, count: int, dense_fallback: bool) -> tuple[i
   if workers == 1:
     return (size.largest,)
   top = max(2 * size.dense // workers, 1) if dense_fallback else size.largest
-  nominal = max(size.smallest, size.nominal)
+  nominal = _generous(max(size.smallest, size.nominal)) + 1
   steps = [nominal * f for f in BELOW] + [nominal]
   above = max(1, count - len(steps) - 1)
   ratio = min(max((top / nominal) ** (1 / above), FLATTEST), STEEPEST)
@@ -30,11 +35,7 @@ def rungs(size: Size, workers: int, count: int, dense_fallback: bool) -> tuple[i
 
 
 def choose(ladder: tuple[int, ...], wanted: jax.Array, dense_fallback: bool) -> jax.Array:
-  """The first rung that holds `wanted` words and a little more; len(ladder) means dense.
-
-  The little more, 1/64, keeps a message that grows slowly from overflowing in every step.
-  """
-  generous = wanted + wanted // 64
-  rung = jnp.searchsorted(jnp.array(ladder, jnp.uint32), generous.astype(jnp.uint32))
+  """The first rung that holds `wanted` words and a little more; len(ladder) means dense."""
+  rung = jnp.searchsorted(jnp.array(ladder, jnp.uint32), _generous(wanted).astype(jnp.uint32))
   last = len(ladder) if dense_fallback else len(ladder) - 1
   return jnp.minimum(rung, last).astype(jnp.int32)

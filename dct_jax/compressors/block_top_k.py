@@ -57,6 +57,6 @@ def block_top_k(
     return selected, TopKState(state.step + 1)
 
   def nominal(layers):
-    return sum(max(1, int(count(x) * fraction.start(keep))) for x in layers)
+    return sum(max(1, fraction.floor_once(count(x), keep)) for x in layers)
 
   return form.compressor(lambda layers: TopKState(jnp.zeros((), jnp.int32)), compress, nominal)

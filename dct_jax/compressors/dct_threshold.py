@@ -96,8 +96,7 @@ def dct_threshold(
     return selected, DctThresholdState(state.step + 1, jnp.where(missed, _RETRY, tau))
 
   def nominal(layers):
-    kept = 1 - fraction.start(sparsity)
-    return sum(int(x.size * kept) + 1 for x in layers)
+    return sum(x.size + 1 - max(1, fraction.floor_once(x.size, sparsity)) for x in layers)
 
   return form.compressor(init, compress, nominal)
 

@@ -19,19 +19,19 @@ def check(name: str, value: Fraction) -> None:
     raise ValueError(f'{name} must be in (0, 1], got {name}={first!r}')
 
 
-def start(value: Fraction) -> float:
-  return float(value(jnp.zeros((), jnp.int32))) if callable(value) else float(value)
+def floor_once(size: int, value: Fraction) -> int:
+  """floor(size * value) at the first step, multiplied in decimal: 0.29 * 100 is 29, not 28.999999."""
+  number = float(value(jnp.zeros((), jnp.int32))) if callable(value) else float(value)
+  return math.floor(size * decimal.Decimal(repr(number)))
 
 
 def floor_of(sizes, value: Fraction, step: jax.Array) -> jax.Array:
   """floor(size * value) for each size, as uint32.
 
-  A number is multiplied in decimal, as it was written: 0.29 * 100 is 29, not 28.999999. A schedule gives
-  float32, whose rounding is forgiven by a millionth.
+  A schedule gives float32, whose rounding is forgiven by a millionth.
   """
-  if callable(value):
-    share = jnp.asarray(value(step), jnp.float32)
-    product = jnp.asarray(sizes, jnp.float32) * share * (1 + 1e-6)
-    return jnp.minimum(jnp.floor(product).astype(jnp.uint32), jnp.asarray(sizes, jnp.uint32))
-  exact = decimal.Decimal(repr(float(value)))
-  return jnp.array([math.floor(n * exact) for n in sizes], jnp.uint32)
+  if not callable(value):
+    return jnp.array([floor_once(n, value) for n in sizes], jnp.uint32)
+  share = jnp.asarray(value(step), jnp.float32)
+  product = jnp.asarray(sizes, jnp.float32) * share * (1 + 1e-6)
+  return jnp.minimum(jnp.floor(product).astype(jnp.uint32), jnp.asarray(sizes, jnp.uint32))

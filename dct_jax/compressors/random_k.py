@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dct_jax.compressors import linear, stream
-from dct_jax.compressors.fraction import check
+from dct_jax.compressors.fraction import check, floor_once
 from dct_jax.contract import Compressor, Packed, Size, Unpacked
 
 
@@ -53,7 +53,7 @@ def random_k(
     raise ValueError(f'shared messages are summed on the way as float32, got {value_codec=}')
 
   def count(x):
-    return max(1, int(x.size * keep + 1e-9))
+    return max(1, floor_once(x.size, keep))
 
   def draw(layers, step, worker):
     """Strictly increasing indices into the layers laid end to end."""

@@ -43,8 +43,9 @@ class StreamFormat:
   def size(self, layers: Layers, nominal_units: int) -> Size:
     """Message sizes when about `nominal_units` indices are sent."""
     layout = self.layout(layers)
-    return Size(self.words(0, layout), self.words(nominal_units, layout),
-                self.words(layout.universe, layout), sum(layout.sizes))
+    slack = sizes.ROUNDING_WORDS
+    return Size(self.words(0, layout), self.words(nominal_units, layout) + slack,
+                self.words(layout.universe, layout) + slack, sum(layout.sizes))
 
   def quota(self, room: Room, layout: layouts.Layout) -> Quota:
     """This step's room, in units."""

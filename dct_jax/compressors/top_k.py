@@ -57,7 +57,7 @@ def top_k(
     return sizes - k + 1
 
   def nominal(layers):
-    return sum(max(1, int(x.size * fraction.start(keep))) for x in layers)
+    return sum(max(1, fraction.floor_once(x.size, keep)) for x in layers)
 
   return _ranked(ranks, nominal, 0, index_codec, value_codec, dense_below)
 

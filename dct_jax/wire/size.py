@@ -10,6 +10,7 @@ from dct_jax.wire.layout import Layout
 
 INDEX_CODECS = ('auto', *INDEX_CODES)
 VALUE_CODECS = tuple(values.CODES)
+ROUNDING_WORDS = 3  # what rounding three sections up to words can cost
 
 
 def check_codecs(index_codec: str, value_codec: str) -> None:
@@ -44,7 +45,7 @@ def entry_limit(words, layout: Layout, index_codec: str, value_codec: str):
   """How many entries surely fit into `words` (a run-time number), whatever their indices are.
 
   Every codec promises a number of bits for an index plus a fixed part; with Rice each parameter is a
-  promise of its own. The best promise wins. Three words pay for rounding sections up to words.
+  promise of its own. The best promise wins.
   """
   universe, bits = layout.universe, values.BITS[value_codec] * layout.unit
   promises = {  # (bits for each entry, words once)
@@ -55,7 +56,8 @@ def entry_limit(words, layout: Layout, index_codec: str, value_codec: str):
   }
   chosen = sum(promises.values(), []) if index_codec == 'auto' else promises[index_codec]
   each = jnp.array([bits + b for b, _ in chosen], jnp.int32)
-  once = jnp.array([HEADER + layout.dense_words(value_codec) + 3 + w for _, w in chosen], jnp.int32)
+  fixed = HEADER + layout.dense_words(value_codec) + ROUNDING_WORDS
+  once = jnp.array([fixed + w for _, w in chosen], jnp.int32)
   left = jnp.maximum(jnp.asarray(words).astype(jnp.int32) - once, 0)
   entries = left // each * 32 + left % each * 32 // each  # 32 * left // each without overflow
   return jnp.minimum(jnp.max(entries), universe).astype(jnp.uint32)

@@ -1,0 +1,42 @@
+# make demo | test | test-slow | lint | bench | clean. Everything happens in .venv; nothing else is touched.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint bench clean setup
+setup: $(READY)
+
+$(READY): setup.cfg setup.py pyproject.toml $(wildcard dct_jax/kernels/src/*)
+	@echo "== Setting up: a virtual environment in $(VENV), JAX, and the native kernels (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -U pip
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -c "import dct_jax.kernels as k; print('== Native kernels:', 'in use' if k.native_in_use() else 'not built, pure JAX instead')"
+	@touch $(READY)
+
+demo: $(READY)
+	@echo "== Demo: an MLP on real digits, 8 workers: dense gradients against DCT at 99% sparsity"
+	@$(BIN)/python experiments/digits_mlp.py
+
+test: $(READY)
+	@echo "== Tests (make test-slow runs the long ones)"
+	@$(BIN)/python -m pytest -m "not slow" --durations=5
+
+test-slow: $(READY)
+	@echo "== Long tests"
+	@$(BIN)/python -m pytest -m slow --durations=5
+
+lint: $(READY)
+	@echo "== ruff and mypy"
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m mypy
+
+bench: $(READY)
+	@echo "== Benchmarks (see benchmarks/README.md)"
+	@$(BIN)/python benchmarks/kernels.py
+	@$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info dct_jax/kernels/*.so runs .jax_cache

@@ -1,0 +1,60 @@
+"""Side-by-side timing: contenders alternate in one run and are compared by medians.
+
+The machine is shared and noisy; a time by itself means little, a ratio of two medians that were taken in turns does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+
+
+def alternate(contenders: dict[str, Callable[[], object]], *, seconds: float = 2.0,
+              least: int = 7, most: int = 200) -> dict[str, float]:
+  """Calls every contender in turn until the time is over; returns median seconds of each.
+
+  A contender is a function without arguments that returns JAX arrays; it is called once before anything counts.
+  """
+  for call in contenders.values():
+    jax.block_until_ready(call())
+  times: dict[str, list[float]] = {name: [] for name in contenders}
+  end = time.perf_counter() + seconds
+  rounds = 0
+  while rounds < least or (time.perf_counter() < end and rounds < most):
+    for name, call in contenders.items():
+      start = time.perf_counter()
+      jax.block_until_ready(call())
+      times[name].append(time.perf_counter() - start)
+    rounds += 1
+  return {name: statistics.median(t) for name, t in times.items()}
+
+
+def donated(function, e, gradients):
+  """A contender that gives its residual away and gets it back as its result, as a training step does.
+
+  Args:
+    function: (residual, gradient) -> (residual, anything).
+    e: the first residual.
+    gradients: used in turn; they should add up to zero, or the residual grows from call to call.
+  """
+  compiled = jax.jit(function, donate_argnums=(0,))
+  held, turns = [e + 0], itertools.cycle(gradients)
+
+  def call():
+    held[0], rest = compiled(held[0], next(turns))
+    return held[0], rest
+
+  return call
+
+
+def table(title: str, rows: list[tuple]) -> None:
+  """Prints rows of (name, value, ...) in columns."""
+  print(f'\n{title}')
+  widths = [max(len(str(r[i])) for r in rows) for i in range(len(rows[0]))]
+  for row in rows:
+    print('  ' + '  '.join(str(c).ljust(w) if i == 0 else str(c).rjust(w)
+                           for i, (c, w) in enumerate(zip(row, widths, strict=True))))

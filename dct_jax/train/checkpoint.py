@@ -1,0 +1,219 @@
+"""Checkpoints that keep every worker's residual."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dct_jax.train import replicas
+from dct_jax.train import reshard as resharding
+
+
+class Checkpoints:
+  """A directory of checkpoints of one run.
+
+  Every process makes one, with the same directory on a shared file system, and calls `save` and `restore` at the same steps.
+  Beside the arrays, each checkpoint has a JSON file with the step, the number of workers, the configuration, and
+  the name, shape and type of every array. Nothing is restored into a run that differs in one of them, but
+  for the number of workers.
+
+  Args:
+    directory: made by the first `save`.
+    config: what makes this run what it is, for `json.dumps`. Leave out the number of workers if it may change.
+    keep: how many of the latest checkpoints stay.
+
+  Raises:
+    ValueError: if the configuration is not JSON, or `keep` is less than 1.
+  """
+
+  def __init__(self, directory: str | os.PathLike, config: Mapping[str, Any], keep: int = 3):
+    if keep < 1:
+      raise ValueError(f'keep must be at least 1, got {keep=}')
+    try:
+      self.config = json.loads(json.dumps(dict(config), sort_keys=True))
+    except TypeError as error:
+      raise ValueError(f'config must be of JSON types, got {config=}') from error
+    self.directory = os.path.abspath(directory)
+    self._keep, self._open = keep, None
+    self._saved = None
+
+  def _manager(self):
+    if self._open is None:
+      self._open = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
+          max_to_keep=self._keep, enable_async_checkpointing=False))
+    return self._open
+
+  def latest(self) -> int | None:
+    """The last step that was saved; None if there is none."""
+    return self._manager().latest_step() if os.path.isdir(self.directory) else None
+
+  def save(self, step: int, params: Any, opt_state: Any,
+           totals: Mapping[str, int] | None = None) -> None:
+    """Saves, and returns when it is written.
+
+    Args:
+      step: steps taken so far.
+      params: replicated.
+      opt_state: with every worker's residual in it.
+      totals: bytes so far, for a log that goes on.
+
+    Raises:
+      ValueError: if the directory holds this step or a later one already.
+    """
+    if step == self._saved:
+      return
+    latest = self.latest()
+    if latest is not None and latest >= step:
+      raise ValueError(f'{self.directory} holds a checkpoint of step {latest} already, got {step=}; '
+                       'restore it, or use another directory')
+    arrays = _named(params, opt_state)
+    # Every process must describe the same thing: only process 0 writes it.
+    notes = {'step': step, 'workers': _workers(opt_state), 'config': self.config,
+             'totals': dict(totals or {}), 'arrays': _describe(arrays)}
+    self._manager().save(step, args=ocp.args.Composite(
+        arrays=ocp.args.StandardSave(arrays), notes=ocp.args.JsonSave(notes)))
+    self._saved = step
+
+  def totals(self, step: int) -> dict[str, int]:
+    """Bytes until `step` as they were saved; empty if it was not."""
+    known = self._manager().all_steps() if os.path.isdir(self.directory) else []
+    return self._notes(step)['totals'] if step in known else {}
+
+  def restore(self, params: Any, opt_state: Any, specs: Any, mesh: Mesh, axis_name: str = 'data',
+              step: int | None = None, conserve: str = 'sum') -> tuple[Any, Any, int]:
+    """Restores bit for bit; onto another number of workers, with the sum of residuals conserved.
+
+    See `reshard` for who gets what then. With a new number of workers each process reads all workers'
+    residuals.
+
+    Args:
+      params: as `dct_jax.init` made them, for their shapes.
+      opt_state: likewise.
+      specs: of `opt_state`.
+      mesh: to place them on.
+      axis_name: axis of the workers.
+      step: which one; the latest unless given.
+      conserve: 'sum' or 'mean' of the residuals, if the number of workers has changed.
+
+    Returns:
+      params, opt_state and the step.
+
+    Raises:
+      FileNotFoundError: if there is no such checkpoint.
+      ValueError: if it is damaged, or of another configuration, model or optimizer.
+      RuntimeError: if processes have restored different values.
+    """
+    if conserve not in resharding.CONSERVE:
+      raise ValueError(f'conserve must be one of {resharding.CONSERVE}, got {conserve=}')
+    step = self._find(step)
+    notes = self._notes(step)
+    _compare_configs(notes['config'], self.config)
+    old, new = notes['workers'], mesh.shape[axis_name]
+    places = _named(jax.tree.map(lambda _: PartitionSpec(), params), specs)
+    own = {k for k, spec in places.items() if any(spec)}
+    _compare_arrays(notes['arrays'], _describe(_named(params, opt_state)), own, old, new)
+    moved = own if old != new else set()
+    arrays = self._read(step, {
+        k: _target(notes['arrays'][k], None if k in moved else NamedSharding(mesh, spec))
+        for k, spec in places.items()})
+    rules = dict(zip(_named((), opt_state), resharding.rules(opt_state), strict=True))
+    for k in moved:
+      arrays[k] = _spread(arrays[k], old, new, NamedSharding(mesh, places[k]), rules[k], conserve)
+    tree = jax.tree.unflatten(jax.tree.structure((params, opt_state)), arrays.values())
+    replicas.check_replicas(tree)
+    self._saved = step
+    return *tree, step
+
+  def _find(self, step):
+    latest = self.latest()
+    if latest is None:
+      raise FileNotFoundError(f'there is no checkpoint in {self.directory}')
+    known = sorted(self._manager().all_steps())
+    if step is not None and step not in known:
+      raise FileNotFoundError(f'{self.directory} has checkpoints of steps {known}, got {step=}')
+    return latest if step is None else step
+
+  def _notes(self, step):
+    return self._guarded(step, ocp.args.Composite(notes=ocp.args.JsonRestore())).notes
+
+  def _read(self, step, targets):
+    restored = self._guarded(step, ocp.args.Composite(arrays=ocp.args.StandardRestore(targets)))
+    return {k: restored.arrays[k] for k in targets}
+
+  def _guarded(self, step, args):
+    try:
+      return self._manager().restore(step, args=args)
+    except Exception as error:  # JSON, tensorstore and orbax each have their own
+      raise ValueError(f'the checkpoint of step {step} in {self.directory} is damaged or was not '
+                       f'written by dct_jax: {error}') from error
+
+
+def _named(params, opt_state):
+  """All leaves by their paths, in the order of the tree (params, opt_state)."""
+  leaves = jax.tree_util.tree_leaves_with_path(
+      {'0': params, '1': opt_state}, is_leaf=lambda x: isinstance(x, PartitionSpec))
+  names = {'0': 'params', '1': 'opt_state'}
+  return {names[path[0].key] + jax.tree_util.keystr(path[1:]): leaf for path, leaf in leaves}
+
+
+def _describe(arrays):
+  return {k: {'shape': list(x.shape), 'dtype': x.dtype.name} for k, x in arrays.items()}
+
+
+def _workers(opt_state):
+  """The size of the axis over which the state is sharded."""
+  meshes = [(x.sharding.mesh, x.sharding.spec) for x in jax.tree.leaves(opt_state)
+            if isinstance(getattr(x, 'sharding', None), NamedSharding)]
+  for mesh, spec in meshes:
+    if any(spec):
+      return mesh.shape[spec[0]]
+  return meshes[0][0].size if meshes else 1
+
+
+def _compare_configs(saved, mine):
+  for key in sorted(set(saved) | set(mine)):
+    if key not in saved or key not in mine or saved[key] != mine[key]:
+      raise ValueError(
+          f'the checkpoint was made with another configuration: {key!r} was '
+          f'{saved.get(key, "not there")!r}, got {mine.get(key, "nothing")!r}')
+
+
+def _compare_arrays(saved, mine, own, old, new):
+  """`own` names the arrays of which every worker has its part; they grow with the workers."""
+  for key in sorted(set(saved) | set(mine)):
+    if key not in saved or key not in mine:
+      has, lacks = ('checkpoint', 'run') if key in saved else ('run', 'checkpoint')
+      raise ValueError(f'the checkpoint is of another model or optimizer: the {has} has {key}, '
+                       f'the {lacks} does not')
+    expected = dict(mine[key])
+    if key in own:
+      first, *rest = expected['shape']
+      expected['shape'] = [first // new * old, *rest]
+    if saved[key] != expected:
+      raise ValueError(f'the checkpoint is of another model or optimizer: {key} was '
+                       f'{saved[key]}, got {expected} (with {old} workers)')
+
+
+def _target(description, sharding):
+  """What orbax should make of an array: a jax.Array with a sharding, or a NumPy array without."""
+  shape, dtype = tuple(description['shape']), np.dtype(description['dtype'])
+  if sharding is None:
+    return np.empty(shape, dtype)
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _spread(array, old, new, sharding, rule, conserve):
+  rows = array.shape[0] // old
+
+  def part(index):
+    worker = (index[0].start or 0) // rows
+    return resharding.reshard(array, old, new, worker, rule, conserve)
+
+  return jax.make_array_from_callback((rows * new, *array.shape[1:]), sharding, part)

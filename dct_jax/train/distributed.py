@@ -1,0 +1,140 @@
+"""Starts JAX on one process or on several."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import NamedTuple
+
+import jax
+from absl import flags
+
+PREFIX = 'DCT_JAX_'  # of the environment variables that `launch` sets
+
+
+class Cluster(NamedTuple):
+  """Who takes part; None where nothing was said."""
+
+  coordinator: str | None = None
+  num_processes: int | None = None
+  process_id: int | None = None
+  local_devices: int | None = None
+
+
+_started: Cluster | None = None
+
+
+def define_flags() -> None:
+  """Defines --coordinator, --num_processes, --process_id and --local_devices."""
+  flags.DEFINE_string('coordinator', None, 'host:port of process 0; the same on all processes.')
+  flags.DEFINE_integer('num_processes', None, 'Number of processes.', lower_bound=1)
+  flags.DEFINE_integer('process_id', None, 'Number of this process, from 0.', lower_bound=0)
+  flags.DEFINE_integer('local_devices', None, 'CPU devices of this process.', lower_bound=1)
+
+
+def flag_values() -> dict:
+  """What the flags say, as arguments of `start`."""
+  return {name: flags.FLAGS[name].value for name in Cluster._fields}
+
+
+def start(coordinator: str | None = None, num_processes: int | None = None,
+          process_id: int | None = None, local_devices: int | None = None) -> None:
+  """Starts JAX's distributed runtime if there is one to start; call it before any other use of JAX.
+
+  What is not given is taken from the environment variables DCT_JAX_COORDINATOR, DCT_JAX_NUM_PROCESSES,
+  DCT_JAX_PROCESS_ID and DCT_JAX_LOCAL_DEVICES, which `dct_jax.train.launch` sets. If they are silent too,
+  JAX looks for a cluster that it knows (Slurm, Open MPI, Cloud TPU, ...) and otherwise this is the only
+  process. A second call with the same values does nothing.
+
+  Args:
+    coordinator: host:port at which process 0 listens.
+    num_processes: number of processes.
+    process_id: number of this one.
+    local_devices: CPU devices of this process; ignored by other backends.
+
+  Raises:
+    ValueError: for values that do not fit together.
+    RuntimeError: if JAX was used before, or was started with other values.
+  """
+  global _started
+  given = Cluster(coordinator, num_processes, process_id, local_devices)
+  cluster = _check(Cluster(*(_or_environment(n, v) for n, v in given._asdict().items())))
+  if _started is not None:
+    if cluster != _started:
+      raise RuntimeError(f'JAX was started with {_started}, got {cluster}')
+    return
+  if cluster.local_devices is not None:
+    _set_devices(cluster.local_devices)
+  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  if cluster.coordinator is not None:
+    jax.distributed.initialize(*cluster[:3])
+  else:
+    _detect()
+  _started = cluster
+  if jax.distributed.is_initialized():
+    atexit.register(_leave_if_failed)  # before JAX's own handler: the last registered runs first
+
+
+def _leave_if_failed():
+  """Leaves at once after an uncaught exception.
+
+  JAX would wait at a barrier for the other processes, which wait for us in a collective: nobody would learn for
+  minutes that something is wrong. After Ctrl-C all have stopped alike.
+  """
+  error = getattr(sys, 'last_value', None)
+  if error is not None and not isinstance(error, KeyboardInterrupt):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _or_environment(name, value):
+  if value is not None:
+    return value
+  text = os.environ.get(PREFIX + name.upper())
+  if not text or name == 'coordinator':
+    return text or None
+  try:
+    return int(text)
+  except ValueError:
+    raise ValueError(f'{PREFIX + name.upper()} must be a whole number, got {text=}') from None
+
+
+def _check(cluster):
+  together = cluster[:3]
+  if any(v is not None for v in together) and any(v is None for v in together):
+    raise ValueError('coordinator, num_processes and process_id go together: give all of them or '
+                     f'none, got {cluster}')
+  if cluster.local_devices is not None and cluster.local_devices < 1:
+    raise ValueError(f'local_devices must be at least 1, got {cluster.local_devices=}')
+  if cluster.coordinator is None:
+    return cluster
+  if not cluster.coordinator.rpartition(':')[2].isdigit() or ':' not in cluster.coordinator:
+    raise ValueError(f'coordinator must be host:port, got {cluster.coordinator=}')
+  if not 0 <= cluster.process_id < cluster.num_processes:
+    raise ValueError('process_id must be at least 0 and less than num_processes, got '
+                     f'{cluster.process_id=} and {cluster.num_processes=}')
+  return cluster
+
+
+def _set_devices(count):
+  try:
+    jax.config.update('jax_num_cpu_devices', count)
+  except RuntimeError as error:
+    raise RuntimeError('dct_jax.train.start must run before any other use of JAX, got '
+                       f'local_devices={count} when its devices exist already') from error
+
+
+def _detect():
+  """Starts the cluster that JAX finds in its environment; stays alone when there is none."""
+  try:
+    jax.distributed.initialize()
+  except ValueError as error:
+    # JAX has no public question for this; without a cluster it misses the address first.
+    if 'coordinator_address' not in str(error):
+      raise
+  except RuntimeError as error:
+    # Notebooks have used JAX before. That is harmless when there is no cluster to join.
+    if 'before' not in str(error):
+      raise

@@ -1,0 +1,164 @@
+"""Starts several processes of one program on this machine.
+
+    python -m dct_jax.train.launch --processes 4 -- python script.py --flags
+
+Each process finds its place in environment variables that `dct_jax.train.start` reads. Output lines are
+prefixed with the number of their process. When one fails, all are ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+TIMED_OUT, INTERRUPTED = 124, 130  # as timeout(1) and shells have them
+SAVING = 30.0  # seconds for saving a checkpoint after Ctrl-C
+
+
+def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
+           timeout: float | None = None, grace: float = 3.0,
+           environment: Mapping[str, str] | None = None, output: TextIO | None = None) -> int:
+  """Runs `argv` in several processes that find each other on the loopback interface.
+
+  Ctrl-C is passed on once, and leaves them 30 seconds to save a checkpoint.
+
+  Args:
+    argv: program and arguments; a first 'python' means this interpreter.
+    processes: how many.
+    devices_per_process: CPU devices of each.
+    timeout: seconds after which all are ended.
+    grace: seconds between asking to end and ending, after a failure.
+    environment: added to this process's environment.
+    output: where their lines go; standard output unless given.
+
+  Returns:
+    0, or the exit code of the first that failed (128 + n if signal n ended it), 124 after a timeout,
+    130 after Ctrl-C.
+
+  Raises:
+    ValueError: for arguments that cannot work.
+  """
+  argv = list(argv)
+  if not argv:
+    raise ValueError(f'there is no program to run, got {argv=}')
+  if processes < 1 or devices_per_process < 1:
+    raise ValueError('processes and devices_per_process must be at least 1, got '
+                     f'{processes=} and {devices_per_process=}')
+  argv[0] = sys.executable if argv[0] == 'python' else argv[0]
+  shared = os.environ | _place(processes, devices_per_process) | dict(environment or {})
+  children, readers, ended = [], [], queue.Queue()
+  try:
+    for i in range(processes):
+      children.append(_start(argv, shared | {'DCT_JAX_PROCESS_ID': str(i)}))
+      readers.append(_follow(i, children[i], ended, output or sys.stdout))
+    code = _wait(processes, ended, timeout)
+    _end(children, grace)
+  except KeyboardInterrupt:
+    _signal(children, signal.SIGINT)
+    _await(children, SAVING)
+    code = INTERRUPTED
+  finally:
+    _end(children, 0)
+  for reader in readers:
+    reader.join(timeout=5)
+  return code
+
+
+def _place(processes, devices):
+  """What is the same for all processes. The port is free now; nobody can promise more."""
+  with socket.socket() as probe:
+    probe.bind(('127.0.0.1', 0))
+    port = probe.getsockname()[1]
+  return {
+      'DCT_JAX_COORDINATOR': f'127.0.0.1:{port}',
+      'DCT_JAX_NUM_PROCESSES': str(processes),
+      'DCT_JAX_LOCAL_DEVICES': str(devices),
+      'PYTHONUNBUFFERED': '1',
+      'TQDM_MININTERVAL': os.environ.get('TQDM_MININTERVAL', '10'),
+  }
+
+
+def _start(argv, environment):
+  # Its own session: Ctrl-C reaches it through us, once, and not from the terminal as well.
+  return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, errors='replace',
+                          start_new_session=True)
+
+
+def _follow(index, child, ended, output):
+  """Copies a child's lines, and reports its end as soon as it happens."""
+
+  def copy():
+    for line in child.stdout:  # a progress bar's carriage returns end lines here, too
+      output.write(f'[{index}] {line}')
+      output.flush()
+
+  reader = threading.Thread(target=copy, daemon=True)
+  reader.start()
+  threading.Thread(target=lambda: ended.put(child.wait()), daemon=True).start()
+  return reader
+
+
+def _wait(processes, ended, timeout):
+  """Until all have ended well, one has not, or time is up."""
+  deadline = None if timeout is None else time.monotonic() + timeout
+  for _ in range(processes):
+    try:
+      code = ended.get(timeout=None if deadline is None else max(0, deadline - time.monotonic()))
+    except queue.Empty:
+      return TIMED_OUT
+    if code:
+      return code if code > 0 else 128 - code
+  return 0
+
+
+def _signal(children, number):
+  for child in children:
+    if child.poll() is None:
+      try:
+        os.killpg(child.pid, number)
+      except ProcessLookupError:
+        pass  # it has just ended
+
+
+def _await(children, seconds):
+  deadline = time.monotonic() + seconds
+  while time.monotonic() < deadline and any(c.poll() is None for c in children):
+    time.sleep(0.05)
+
+
+def _end(children, grace):
+  """Asks, then ends: JAX takes SIGTERM for a notice of preemption, and a stuck collective stays."""
+  if grace:
+    _signal(children, signal.SIGTERM)
+    _await(children, grace)
+  _signal(children, signal.SIGKILL)
+  for child in children:
+    child.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  parser = argparse.ArgumentParser(
+      'dct_jax.train.launch', description='Starts several processes of a program on this machine.')
+  parser.add_argument('--processes', type=int, required=True)
+  parser.add_argument('--devices-per-process', type=int, default=1)
+  parser.add_argument('--timeout', type=float, help='seconds after which all are ended')
+  parser.add_argument('program', nargs='+', help='after --: program and arguments')
+  flags = parser.parse_args(arguments)
+  # Whoever ends us with SIGTERM must not leave the others behind.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  return launch(flags.program, flags.processes, devices_per_process=flags.devices_per_process,
+                timeout=flags.timeout)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

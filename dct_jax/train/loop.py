@@ -1,0 +1,222 @@
+"""The training loop; there is only this one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import tqdm
+from absl import logging
+from jax.experimental import multihost_utils
+
+from dct_jax.train import replicas
+from dct_jax.train.checkpoint import Checkpoints
+from dct_jax.train.metrics import MetricsWriter
+from dct_jax.train.step import BYTES
+
+
+class TrainResult(NamedTuple):
+  """What `run` returns."""
+
+  params: Any
+  opt_state: Any
+  step: int  # steps taken in all, those before `start` included
+  history: list[dict[str, float]]  # what was logged, in order
+
+
+def run(
+    step: Callable,
+    params: Any,
+    opt_state: Any,
+    batches: Iterable[Any],
+    *,
+    steps: int,
+    start: int = 0,
+    log_every: int = 10,
+    metrics: MetricsWriter | None = None,
+    progress: bool = True,
+    checkpoints: Checkpoints | None = None,
+    checkpoint_every: int | None = None,
+    evaluate: Callable[[Any], dict] | None = None,
+    evaluate_every: int | None = None,
+    stop_on_nan: bool = True,
+) -> TrainResult:
+  """Trains from step `start` until `steps` steps have been taken in all.
+
+  Each step is waited for before the next one is dispatched: several host devices in one process can deadlock otherwise.
+  The next batch is fetched in the meantime. The last step is always logged, evaluated and saved.
+
+  Args:
+    step: from `make_step`; takes over the memory of `params` and `opt_state`.
+    params: from `dct_jax.init` or `Checkpoints.restore`.
+    opt_state: likewise.
+    batches: placed batches (`shard_batch`), beginning with that of step `start`.
+    steps: number of the last step.
+    start: steps that were taken before.
+    log_every: steps between two lines of the log. A line has the metrics of its step, the bytes of
+      one worker since step 0 (`total_encoded_bytes`, ...), `steps_per_second`, `bytes_per_second`
+      (sent) since the line before, and `compression` (dense over encoded bytes since then).
+    metrics: where the log goes, beside the result's history.
+    progress: whether process 0 shows a bar.
+    checkpoints: where to save; Ctrl-C saves there, too.
+    checkpoint_every: steps between checkpoints; None saves at the end only.
+    evaluate: params -> dict of scalars, logged as `eval/name`.
+    evaluate_every: steps between evaluations; None evaluates at the end only.
+    stop_on_nan: whether a loss that is NaN is an error.
+
+  Returns:
+    A `TrainResult`. It ends early, with a warning, if there are not enough batches.
+
+  Raises:
+    ValueError: for counts that make no sense.
+    FloatingPointError: if the loss is NaN, with the step; nothing is saved then.
+    KeyboardInterrupt: after Ctrl-C, when the step has ended and its checkpoint is written.
+    RuntimeError: if replicated values differ between processes at the start.
+  """
+  if not 0 <= start <= steps:
+    raise ValueError(f'start must be between 0 and steps, got {start=} and {steps=}')
+  for name, every in [('log_every', log_every), ('checkpoint_every', checkpoint_every),
+                      ('evaluate_every', evaluate_every)]:
+    if every is not None and every < 1:
+      raise ValueError(f'{name} must be at least 1, got {every=}')
+  replicas.check_replicas((params, opt_state))
+  account = _Account(params, checkpoints.totals(start) if checkpoints and start else {})
+  source, at, history = iter(batches), start, []
+  with _Bar(start, steps, progress) as bar, _interrupts() as interrupted:
+    batch = next(source, None) if start < steps else None
+    while at < steps and batch is not None:
+      params, opt_state, scalars = step(params, opt_state, batch)
+      at += 1
+      batch = next(source, None) if at < steps else None
+      scalars = account.add(jax.device_get(scalars))
+      bar.update(scalars, account)
+      if stop_on_nan and math.isnan(scalars['loss']):
+        raise FloatingPointError(f'the loss is NaN in step {at}')
+      last = at == steps or batch is None
+      due = lambda every: last or (every is not None and at % every == 0)  # noqa: B023
+      extra = {}
+      if evaluate is not None and due(evaluate_every):
+        extra = {f'eval/{k}': float(v) for k, v in jax.device_get(evaluate(params)).items()}
+      if extra or due(log_every):
+        history.append({'step': at} | scalars | account.line() | extra)
+        if metrics is not None:
+          metrics.write(at, {k: v for k, v in history[-1].items() if k != 'step'})
+      stop = interrupted(at)
+      if checkpoints is not None and (stop or due(checkpoint_every)):
+        checkpoints.save(at, params, opt_state, account.totals)
+      if stop:
+        raise KeyboardInterrupt(_farewell(at, checkpoints))
+  if at < steps:
+    logging.warning('batches ended after step %d of %d', at, steps)
+  return TrainResult(params, opt_state, at, history)
+
+
+class _Account:
+  """Bytes so far, in Python's integers: those of a uint32 are used up within minutes."""
+
+  def __init__(self, params, totals):
+    self.dense = sum(4 * x.size for x in jax.tree.leaves(params))
+    self.totals = dict(totals)
+    self._mark()
+
+  def _mark(self):
+    self.since, self.time, self.steps = dict(self.totals), time.monotonic(), 0
+
+  def add(self, scalars):
+    """Adds a step; returns its metrics as Python numbers."""
+    scalars = {k: v.item() for k, v in scalars.items()}
+    for name in BYTES:
+      if name in scalars:
+        total = f'total_{name}'
+        self.totals[total] = self.totals.get(total, 0) + scalars[name]
+    self.steps += 1
+    return scalars
+
+  def _bytes(self, name):
+    return self.totals.get(f'total_{name}', 0) - self.since.get(f'total_{name}', 0)
+
+  def rates(self):
+    """Since the last line of the log."""
+    seconds = max(time.monotonic() - self.time, 1e-9)
+    out = {'steps_per_second': self.steps / seconds}
+    if 'total_sent_bytes' in self.totals:
+      out['bytes_per_second'] = self._bytes('sent_bytes') / seconds
+      out['compression'] = self.dense * self.steps / max(self._bytes('encoded_bytes'), 1)
+    return out
+
+  def line(self):
+    """For the log; the next rates start here."""
+    out = self.totals | self.rates()
+    self._mark()
+    return out
+
+
+class _Bar:
+  """tqdm on process 0."""
+
+  def __init__(self, start, steps, progress):
+    self._bar = tqdm.tqdm(initial=start, total=steps, unit='step', file=sys.stderr,
+                          disable=not progress or jax.process_index() != 0)
+
+  def update(self, scalars, account):
+    if self._bar.disable:
+      return
+    shown = {'loss': f'{scalars["loss"]:.4g}'}
+    if 'density' in scalars:
+      shown['density'] = f'{scalars["density"]:.2%}'
+    rates = account.rates()
+    if 'compression' in rates:
+      shown['compression'] = f'{rates["compression"]:.1f}x'
+      shown['sent'] = tqdm.tqdm.format_sizeof(rates['bytes_per_second'], 'B/s')
+    self._bar.set_postfix(shown, refresh=False)
+    self._bar.update()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self._bar.close()
+
+
+@contextlib.contextmanager
+def _interrupts():
+  """Turns Ctrl-C into a question to ask between steps: `asked(step) -> bool`.
+
+  In the middle of a step the arrays are donated, there is nothing to save. Of several processes all must stop
+  after the same step. JAX's preemption service agrees on one when a process gets SIGTERM (so that a
+  scheduler's notice saves a checkpoint, too); Ctrl-C is handed on to it. A second Ctrl-C stops at once.
+  """
+  alone, pressed = jax.process_count() == 1, threading.Event()
+  main = threading.current_thread() is threading.main_thread()
+
+  def press(*_):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    pressed.set()
+    if not alone:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  def asked(step):
+    return pressed.is_set() if alone else multihost_utils.reached_preemption_sync_point(step)
+
+  before = signal.signal(signal.SIGINT, press) if main else None
+  try:
+    yield asked
+  finally:
+    if main:
+      signal.signal(signal.SIGINT, before)
+
+
+def _farewell(step, checkpoints):
+  saved = f'saved in {checkpoints.directory}' if checkpoints else 'there is no checkpoint'
+  message = f'interrupted after step {step}; {saved}'
+  if jax.process_index() == 0:
+    print(message, file=sys.stderr, flush=True)
+  return message

@@ -1,0 +1,62 @@
+"""Per-worker state for another number of workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from dct_jax.transforms import CompressedMeanState
+
+SUM, COPY = 'sum', 'copy'
+CONSERVE = ('sum', 'mean')
+
+
+def rules(opt_state: Any) -> list[str]:
+  """How each leaf of an optimizer state is re-sharded, in the order of the leaves.
+
+  Thresholds and other state of compressors are copied; residuals, and everything else that a worker has of
+  its own, are amounts that are still to be added somewhere, so that their sum matters. Integers are
+  never amounts here (counters, random keys).
+  """
+  is_one = lambda x: isinstance(x, CompressedMeanState)
+  out = []
+  for node in jax.tree.leaves(opt_state, is_leaf=is_one):
+    if is_one(node):
+      for name, part in node._asdict().items():
+        out += [COPY if name == 'compressor' else _by_type(x) for x in jax.tree.leaves(part)]
+    else:
+      out.append(_by_type(node))
+  return out
+
+
+def _by_type(leaf):
+  return SUM if np.issubdtype(leaf.dtype, np.inexact) or leaf.dtype.name == 'bfloat16' else COPY
+
+
+def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
+            conserve: str = 'sum') -> np.ndarray:
+  """One new worker's part of what `old` workers had.
+
+  With `SUM`, new worker j gets the sum of the old workers i with i % new == j, and zeros if there is none: the
+  sum over workers stays (to rounding; exactly when workers are added). With `COPY`, it gets a
+  copy of old worker j % old's part.
+
+  Args:
+    array: [old * d0, ...], all workers' parts one after the other.
+    old: number of workers that made it.
+    new: number of workers now.
+    worker: j.
+    rule: `SUM` or `COPY`.
+    conserve: what a sum keeps: 'sum', or 'mean', which scales by new / old so that the mean over
+      workers, which is what an update applies, stays.
+  """
+  parts = array.reshape(old, array.shape[0] // old, *array.shape[1:])
+  if rule == COPY:
+    return parts[worker % old]
+  mine = parts[worker::new]
+  scale = new / old if conserve == 'mean' else 1.0
+  if len(mine) == 1 and scale == 1:
+    return mine[0]  # as it is, NaN payloads and negative zeros included
+  return (np.sum(mine, axis=0, dtype=np.float64) * scale).astype(array.dtype)

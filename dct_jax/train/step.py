@@ -1,0 +1,156 @@
+"""Builders of the training and the evaluation step, and the batches that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dct_jax import axes
+from dct_jax.transforms import CompressedMeanState, local_value_and_grad
+
+BYTES = ('encoded_bytes', 'moved_bytes', 'sent_bytes', 'overflow_bytes')
+RESERVED = ('loss', *BYTES, 'density', 'nonfinite', 'drained')
+
+
+def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, specs: Any,
+              axis_name: str = 'data', has_aux: bool = False) -> Callable:
+  """One training step on all workers, compiled once.
+
+  Args:
+    loss_fn: (params, batch) -> loss of this worker's part of the batch, a mean over examples; with
+      `has_aux` -> (loss, dict of scalars).
+    tx: a chain with a compressed mean over `axis_name` in it.
+    mesh: from `make_mesh`.
+    specs: of the optimizer state, from `dct_jax.init`.
+    axis_name: axis of the workers.
+    has_aux: whether `loss_fn` returns scalars to log beside the loss.
+
+  Returns:
+    step(params, opt_state, batch) -> (params, opt_state, metrics). It takes over the memory of its first two arguments. Every leaf of
+    the batch is split over workers on its first dimension (`shard_batch`). Metrics are scalars, equal on
+    all workers: the loss and the aux scalars averaged over workers; `encoded_bytes`, `moved_bytes`,
+    `sent_bytes` and `overflow_bytes` of one worker in this step, summed over the compressed means in
+    `tx` (0 in a step that exchanged nothing, as under `optax.MultiSteps`); `density`, or `density/0`,
+    `density/1`, ... if there are several; and the running counts `nonfinite` and `drained`.
+
+  Raises:
+    ValueError: for an unknown axis; from the step, for aux that is not a dict of scalars.
+  """
+  _check_axis(mesh, axis_name)
+  value_and_grad = local_value_and_grad(loss_fn, axis_name, has_aux=has_aux)
+  shard, whole = PartitionSpec(axis_name), PartitionSpec()
+
+  def step(params, opt_state, batch):
+    value, grads = value_and_grad(params, batch)
+    loss, aux = value if has_aux else (value, {})
+    updates, new_state = tx.update(grads, opt_state, params)
+    metrics = _means({'loss': loss, **_checked(aux)}, axis_name) | _accounts(opt_state, new_state)
+    return optax.apply_updates(params, updates), new_state, metrics
+
+  return jax.jit(
+      jax.shard_map(step, mesh=mesh, in_specs=(whole, specs, shard),
+                    out_specs=(whole, specs, whole)),
+      donate_argnums=(0, 1))
+
+
+def make_eval(metric_fn: Callable, mesh: Mesh, axis_name: str = 'data') -> Callable:
+  """One evaluation step: `metric_fn` on each worker's part of a batch, averaged over workers.
+
+  Args:
+    metric_fn: (params, batch) -> dict of scalars that are means over examples.
+    mesh: from `make_mesh`.
+    axis_name: axis of the workers.
+
+  Returns:
+    evaluate(params, batch) -> dict of scalars, equal on all workers.
+  """
+  _check_axis(mesh, axis_name)
+  whole = PartitionSpec()
+
+  def evaluate(params, batch):
+    return _means(metric_fn(params, batch), axis_name)
+
+  return jax.jit(jax.shard_map(
+      evaluate, mesh=mesh, in_specs=(whole, PartitionSpec(axis_name)), out_specs=whole))
+
+
+def shard_batch(batch: Any, mesh: Mesh, axis_name: str = 'data') -> Any:
+  """Turns each process's own examples into global arrays, split over workers on dimension 0.
+
+  Args:
+    batch: NumPy arrays with this process's examples; all processes pass equally many.
+    mesh: from `make_mesh`.
+    axis_name: axis of the workers.
+
+  Raises:
+    ValueError: if a leaf does not divide among the workers of this process.
+  """
+  _check_axis(mesh, axis_name)
+  workers = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
+  if not workers:
+    raise ValueError(f'process {jax.process_index()} has no device in the mesh, got {mesh=}')
+  sharding = NamedSharding(mesh, PartitionSpec(axis_name))
+
+  def place(path, x):
+    if not jnp.shape(x) or len(x) % workers:
+      raise ValueError(
+          f'dimension 0 of the batch must divide among the {workers} workers of this process, got '
+          f'shape={jnp.shape(x)} in batch{jax.tree_util.keystr(path)}')
+    return jax.make_array_from_process_local_data(sharding, x)
+
+  return jax.tree_util.tree_map_with_path(place, batch)
+
+
+def _check_axis(mesh, axis_name):
+  if axis_name not in mesh.shape:
+    raise ValueError(f'the mesh has axes {tuple(mesh.shape)}, got {axis_name=}')
+
+
+def _checked(aux):
+  if not isinstance(aux, dict):
+    raise ValueError(f'aux must be a dict of scalars, got {type(aux)=}')
+  taken = sorted(set(aux) & set(RESERVED))
+  if taken:
+    raise ValueError(f'aux must not use the names of the built-in metrics, got {taken=}')
+  return aux
+
+
+def _means(scalars, axis_name):
+  """Means over workers in float32, whatever the type: a mean of integers would round."""
+  out = {}
+  for name, x in scalars.items():
+    if jnp.shape(x):
+      raise ValueError(f'metrics must be scalars, got shape={jnp.shape(x)} for {name=}')
+    x = jnp.asarray(x, jnp.float32)
+    out[name] = lax.pmean(axes.make_varying(x, {axis_name}), axis_name)
+  return out
+
+
+def _accounts(before, after):
+  """What the compressed means of an optimizer say about this step."""
+  pairs = list(zip(_compressed_means(before), _compressed_means(after), strict=True))
+  if not pairs:
+    return {}
+  receipts = [_receipt(old, new) for old, new in pairs]
+  out = {name: sum(getattr(r, name) for r in receipts) for name in BYTES}
+  several = len(pairs) > 1
+  out |= {f'density/{i}' if several else 'density': r.density for i, r in enumerate(receipts)}
+  return out | {name: sum(getattr(new.stats, name) for _, new in pairs)
+                for name in ('nonfinite', 'drained')}
+
+
+def _receipt(old, new):
+  """Zeros if nothing was exchanged: the state still holds the receipt of an earlier step then."""
+  return jax.tree.map(lambda x: jnp.where(new.step != old.step, x, jnp.zeros_like(x)),
+                      new.stats.receipt)
+
+
+def _compressed_means(state):
+  is_one = lambda x: isinstance(x, CompressedMeanState)
+  return [x for x in jax.tree.leaves(state, is_leaf=is_one) if is_one(x)]

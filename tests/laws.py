@@ -1,0 +1,70 @@
+"""The table of everything and the list of laws (DESIGN: conservation, agreement, truth, honest bytes, ...).
+
+A new compressor gets one line in COMPRESSORS and is held to all of them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dct_jax
+from dct_jax import compressors
+from dct_jax.collectives import all_gather, psum
+
+# name -> (factory(value_codec), collectives that carry it, whether values may be narrow)
+COMPRESSORS = {
+    'dct': (lambda v: dct_jax.dct_threshold(0.9, 3, dense_below=8, value_codec=v), 'all_gather'),
+    'dct_sort': (lambda v: dct_jax.dct_threshold(
+        0.9, 1, selection='sort', dense_below=8, value_codec=v), 'all_gather'),
+    'top_k': (lambda v: dct_jax.top_k(0.1, dense_below=8, value_codec=v), 'all_gather'),
+    'bucket_top_k': (lambda v: dct_jax.bucket_top_k(
+        3, 32, dense_below=8, value_codec=v), 'all_gather'),
+    'block_top_k': (lambda v: dct_jax.block_top_k(
+        0.2, 16, dense_below=8, value_codec=v), 'all_gather'),
+    'random_k': (lambda v: dct_jax.random_k(0.2, dense_below=8, value_codec=v), 'all_gather'),
+    'cast': (lambda v: dct_jax.cast(v), 'all_gather'),
+    'random_k_shared': (lambda v: dct_jax.random_k(0.2, shared=True), 'psum'),
+    'identity': (lambda v: dct_jax.identity(), 'psum'),
+}
+COLLECTIVES = {
+    'all_gather': lambda: all_gather(rungs=3, dense_fallback=False),
+    'all_gather_dense': lambda: all_gather(rungs=2, dense_fallback=True),
+    'psum': psum,
+}
+PAIRS = [(name, 'all_gather') for name, (_, c) in COMPRESSORS.items() if c == 'all_gather'] + [
+    ('dct', 'all_gather_dense'), ('random_k_shared', 'psum'), ('identity', 'psum')]
+SHAPES = ((17, 13), (), (5,), (257,), (8, 3, 2))  # odd sizes, a scalar, a layer that travels dense
+
+
+def make(name, value_codec='float32', drain_period=None):
+  return dct_jax.error_feedback(COMPRESSORS[name][0](value_codec), drain_period)
+
+
+def gradients(workers, steps, dtype=np.float32, seed=0, shapes=SHAPES):
+  """[step][layer] arrays with a leading worker axis."""
+  rng = np.random.default_rng(seed)
+  draw = lambda s: rng.standard_normal((workers, *s)) * 10.0 ** rng.uniform(-2, 1)
+  return [tuple(jnp.asarray(draw(s), jnp.float32).astype(dtype) for s in shapes)
+          for _ in range(steps)]
+
+
+def vmap_runner(tx, params, workers):
+  """One jitted step of `tx` on `workers` simulated workers: (grads, state) -> (updates, state)."""
+  mesh = dct_jax.make_mesh(1)
+  axes = dct_jax.vmap_axes(dct_jax.state_specs(tx, params, mesh))
+  state = tx.init(params)
+  state = jax.tree.map(
+      lambda x, a: jnp.stack([x] * workers) if a == 0 else x, state, axes)
+  step = jax.jit(jax.vmap(
+      tx.update, in_axes=(0, axes), out_axes=(None, axes), axis_name='data'))
+  return step, state
+
+
+def decoded(compressor, message, layers, state):
+  return compressor.decompress(message[None], layers, state).layers
+
+
+__all__ = ['COLLECTIVES', 'COMPRESSORS', 'PAIRS', 'SHAPES', 'compressors', 'decoded', 'gradients',
+           'make', 'vmap_runner']

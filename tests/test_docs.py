@@ -1,0 +1,37 @@
+"""Docstring examples and the README's program run as printed."""
+
+import doctest
+import importlib
+import pathlib
+import pkgutil
+import re
+import subprocess
+import sys
+
+import pytest
+
+import dct_jax
+
+ROOT = pathlib.Path(__file__).parents[1]
+MODULES = [m.name for m in pkgutil.walk_packages(dct_jax.__path__, 'dct_jax.')
+           if not m.name.endswith(('_native', '__main__'))]
+
+
+@pytest.mark.parametrize('name', MODULES)
+def test_docstring_examples(name):
+  assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_there_are_examples():
+  count = sum(len(t.examples) for name in MODULES
+              for t in doctest.DocTestFinder().find(importlib.import_module(name)))
+  assert count > 20
+
+
+def test_readme_program():
+  """The first Python block of the README is a whole program."""
+  block = re.search(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S).group(1)
+  done = subprocess.run([sys.executable, '-c', block], capture_output=True, text=True, timeout=300)
+  assert done.returncode == 0, done.stderr
+  losses = [float(x) for x in re.findall(r'loss (\S+)', done.stdout)]
+  assert losses[-1] < 0.2 * losses[0], done.stdout

@@ -1,0 +1,57 @@
+"""Imports point one way through the rooms; experiments use the public API alone."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+# A room may import itself and the rooms listed with it.
+ALLOWED = {
+    'version': set(),
+    'contract': set(),
+    'axes': set(),
+    'kernels': {'axes'},
+    'wire': {'axes', 'contract', 'kernels'},
+    'compressors': {'axes', 'contract', 'kernels', 'wire'},
+    'collectives': {'axes', 'contract', 'kernels', 'wire'},
+    'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives'},
+    'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives', 'transforms'},
+}
+
+
+def imported_rooms(path):
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      names = [a.name for a in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      names = [node.module] if node.module != 'dct_jax' else [
+          f'dct_jax.{a.name}' for a in node.names]
+    else:
+      continue
+    for name in names:
+      if name.startswith('dct_jax.'):
+        yield name.split('.')[1]
+
+
+FILES = sorted((ROOT / 'dct_jax').rglob('*.py'))
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_step_backwards(path):
+  room = path.relative_to(ROOT / 'dct_jax').parts[0].removesuffix('.py')
+  if room == '__init__':
+    return
+  for other in imported_rooms(path):
+    assert other == room or other in ALLOWED[room], f'{room} must not import {other}'
+
+
+def test_every_room_has_files():
+  assert {p.relative_to(ROOT / 'dct_jax').parts[0].removesuffix('.py') for p in FILES} <= {
+      *ALLOWED, '__init__'}
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'experiments').glob('*.py')), ids=lambda p: p.name)
+def test_experiments_are_short_and_use_the_public_api(path):
+  assert len(path.read_text().splitlines()) <= 120
+  assert set(imported_rooms(path)) <= {'train', 'data', 'models', 'netlab'}
