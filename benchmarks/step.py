@@ -1,6 +1,6 @@
 """A training step of DLRM's MLPs, dense against DCT at 99%: `python benchmarks/step.py`.
 
-Four processes on the loopback interface, batch 128 each. Steps alternate in one run: computation alone, dense mean,
+Four processes on the loopback interface, batch 128 each. Steps alternate in one run: computation alone, dense means,
 DCT-DP. The last line is JSON.
 """
 
@@ -71,10 +71,13 @@ def make_batches(count, workers, seed):
 
 
 def contenders():
-  """Name -> optimizer. 'compute' exchanges nothing: its workers drift apart, its time is the floor."""
+  """Name -> optimizer. Two dense ones: what everybody writes, and ours with its checks and accounts."""
   sgd = optax.sgd(0.05)
+  pmean = optax.stateless(lambda grads, _: jax.lax.pmean(grads, 'data'))
   dct = dct_jax.dct_dp(SPARSITY.value, LIFESPAN.value, 'data', value_codec=VALUES.value)
-  return {'dense': optax.chain(dct_jax.dense_mean('data'), sgd), 'DCT': optax.chain(dct, sgd)}
+  return {'dense pmean': optax.chain(pmean, sgd),
+          'dense_mean': optax.chain(dct_jax.dense_mean('data'), sgd),
+          'DCT': optax.chain(dct, sgd)}
 
 
 class Contender:
@@ -93,8 +96,8 @@ class Contender:
     self.losses.append(metrics['loss'])
     if timed:
       self.times.append(elapsed)
-      self.encoded.append(metrics['encoded_bytes'])
-      self.sent.append(metrics['sent_bytes'])
+      self.encoded.append(metrics.get('encoded_bytes', 0))
+      self.sent.append(metrics.get('sent_bytes', 0))
 
 
 def compute_alone(mesh):
@@ -153,7 +156,7 @@ def report(group, alone_times, workers):
   table(f'DLRM MLPs, {dense_bytes // 4:,} parameters, {workers} processes, batch {BATCH.value}', rows)
   encoded = statistics.mean(group['DCT'].encoded)
   print(json.dumps({
-      'step_speedup': round(median['dense'] / median['DCT'], 3),
+      'step_speedup': round(min(median['dense pmean'], median['dense_mean']) / median['DCT'], 3),
       'bytes_ratio': round(dense_bytes / encoded, 2),
       'sparsity': SPARSITY.value, 'value_codec': VALUES.value}), flush=True)
 

@@ -25,17 +25,20 @@ def rungs(size: Size, workers: int, count: int, dense_fallback: bool) -> tuple[i
   if workers == 1:
     return (size.largest,)
   top = max(2 * size.dense // workers, 1) if dense_fallback else size.largest
+  if count == 1:
+    return (top,) if top >= size.smallest else ()
   nominal = _generous(max(size.smallest, size.nominal)) + 1
   steps = [nominal * f for f in BELOW] + [nominal]
   above = max(1, count - len(steps) - 1)
   ratio = min(max((top / nominal) ** (1 / above), FLATTEST), STEEPEST)
   steps += [nominal * ratio**i for i in range(1, above)] + [top]
   fitting = {min(int(s), top) for s in steps if int(s) >= size.smallest}
-  return tuple(sorted(s for s in fitting if s <= top and s >= size.smallest))
+  return tuple(sorted(s for s in fitting if s >= size.smallest))
 
 
 def choose(ladder: tuple[int, ...], wanted: jax.Array, dense_fallback: bool) -> jax.Array:
   """The first rung that holds `wanted` words and a little more; len(ladder) means dense."""
-  rung = jnp.searchsorted(jnp.array(ladder, jnp.uint32), _generous(wanted).astype(jnp.uint32))
+  too_small = jnp.array(ladder, jnp.uint32) < _generous(wanted).astype(jnp.uint32)
+  rung = jnp.sum(too_small, dtype=jnp.int32)
   last = len(ladder) if dense_fallback else len(ladder) - 1
-  return jnp.minimum(rung, last).astype(jnp.int32)
+  return jnp.minimum(rung, last)

@@ -220,7 +220,9 @@ def _read_rice(section, size, count, rice, capacity):
   remainder = (low | high) & ((u32(1) << rice) - 1)
   quotient = ends - jnp.concatenate([jnp.zeros(1, jnp.uint32), ends[:-1] + 1])
   index = jnp.cumsum((quotient << rice) + remainder + 1, dtype=jnp.uint32) - 1
-  return index, (total == count) & (low_words <= size) & (rice < 32)
+  last = jnp.where(count > 0, _at(ends, count.astype(jnp.int32) - 1) + 1, 0)
+  exact = ceil_div(last, 32) == unary_words
+  return index, (total == count) & exact & (low_words <= size) & (rice < 32)
 
 
 def _head(words, size):

@@ -6,12 +6,12 @@
 from dct_jax.train.checkpoint import Checkpoints
 from dct_jax.train.distributed import define_flags, flag_values, start
 from dct_jax.train.loop import TrainResult, run
-from dct_jax.train.metrics import MetricsWriter
+from dct_jax.train.metrics import MetricsWriter, read_metrics
 from dct_jax.train.replicas import check_replicas
 from dct_jax.train.reshard import reshard
 from dct_jax.train.step import make_eval, make_step, shard_batch
 
 __all__ = [
     'Checkpoints', 'MetricsWriter', 'TrainResult', 'check_replicas', 'define_flags', 'flag_values',
-    'make_eval', 'make_step', 'reshard', 'run', 'shard_batch', 'start',
+    'make_eval', 'make_step', 'read_metrics', 'reshard', 'run', 'shard_batch', 'start',
 ]

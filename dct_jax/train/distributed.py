@@ -25,17 +25,19 @@ class Cluster(NamedTuple):
 _started: Cluster | None = None
 
 
-def define_flags() -> None:
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   """Defines --coordinator, --num_processes, --process_id and --local_devices."""
-  flags.DEFINE_string('coordinator', None, 'host:port of process 0; the same on all processes.')
-  flags.DEFINE_integer('num_processes', None, 'Number of processes.', lower_bound=1)
-  flags.DEFINE_integer('process_id', None, 'Number of this process, from 0.', lower_bound=0)
-  flags.DEFINE_integer('local_devices', None, 'CPU devices of this process.', lower_bound=1)
+  flags.DEFINE_string('coordinator', None, 'host:port of process 0; the same on all processes.',
+                      flag_values=values)
+  for name, least, text in [('num_processes', 1, 'Number of processes.'),
+                            ('process_id', 0, 'Number of this process, from 0.'),
+                            ('local_devices', 1, 'CPU devices of this process.')]:
+    flags.DEFINE_integer(name, None, text, lower_bound=least, flag_values=values)
 
 
-def flag_values() -> dict:
+def flag_values(values: flags.FlagValues = flags.FLAGS) -> dict:
   """What the flags say, as arguments of `start`."""
-  return {name: flags.FLAGS[name].value for name in Cluster._fields}
+  return {name: values[name].value for name in Cluster._fields}
 
 
 def start(coordinator: str | None = None, num_processes: int | None = None,

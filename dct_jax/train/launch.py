@@ -98,9 +98,10 @@ def _follow(index, child, ended, output):
   """Copies a child's lines, and reports its end as soon as it happens."""
 
   def copy():
-    for line in child.stdout:  # a progress bar's carriage returns end lines here, too
-      output.write(f'[{index}] {line}')
-      output.flush()
+    with child.stdout:
+      for line in child.stdout:  # a progress bar's carriage returns end lines here, too
+        output.write(f'[{index}] {line}')
+        output.flush()
 
   reader = threading.Thread(target=copy, daemon=True)
   reader.start()

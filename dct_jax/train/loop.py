@@ -62,7 +62,8 @@ def run(
     steps: number of the last step.
     start: steps that were taken before.
     log_every: steps between two lines of the log. A line has the metrics of its step, the bytes of
-      one worker since step 0 (`total_encoded_bytes`, ...), `steps_per_second`, `bytes_per_second`
+      one worker since step 0 (`total_encoded_bytes`, ..., and `total_dense_bytes`, the float32
+      gradients for comparison), `steps_per_second`, `bytes_per_second`
       (sent) since the line before, and `compression` (dense over encoded bytes since then).
     metrics: where the log goes, beside the result's history.
     progress: whether process 0 shows a bar.
@@ -130,13 +131,17 @@ class _Account:
   def _mark(self):
     self.since, self.time, self.steps = dict(self.totals), time.monotonic(), 0
 
+  def _add_total(self, name, amount):
+    self.totals[name] = self.totals.get(name, 0) + amount
+
   def add(self, scalars):
     """Adds a step; returns its metrics as Python numbers."""
     scalars = {k: v.item() for k, v in scalars.items()}
     for name in BYTES:
       if name in scalars:
-        total = f'total_{name}'
-        self.totals[total] = self.totals.get(total, 0) + scalars[name]
+        self._add_total(f'total_{name}', scalars[name])
+    if 'encoded_bytes' in scalars:
+      self._add_total('total_dense_bytes', self.dense)
     self.steps += 1
     return scalars
 
@@ -149,7 +154,7 @@ class _Account:
     out = {'steps_per_second': self.steps / seconds}
     if 'total_sent_bytes' in self.totals:
       out['bytes_per_second'] = self._bytes('sent_bytes') / seconds
-      out['compression'] = self.dense * self.steps / max(self._bytes('encoded_bytes'), 1)
+      out['compression'] = self._bytes('dense_bytes') / max(self._bytes('encoded_bytes'), 1)
     return out
 
   def line(self):

@@ -68,3 +68,16 @@ def _ends_inside_a_line(path):
   with open(path, 'rb') as file:
     file.seek(-1, os.SEEK_END)
     return file.read(1) != b'\n'
+
+
+def read_metrics(directory: str | os.PathLike) -> list[dict[str, float]]:
+  """The lines that a `MetricsWriter` has written, by step; of a step that a resumed run repeated, the last."""
+  lines = {}
+  with open(os.path.join(directory, 'metrics.jsonl'), encoding='utf-8') as file:
+    for text in file:
+      try:
+        line = json.loads(text)
+      except json.JSONDecodeError:
+        continue  # a run was killed while it wrote this
+      lines[line['step']] = line
+  return [lines[step] for step in sorted(lines)]

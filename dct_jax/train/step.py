@@ -36,8 +36,8 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
     the batch is split over workers on its first dimension (`shard_batch`). Metrics are scalars, equal on
     all workers: the loss and the aux scalars averaged over workers; `encoded_bytes`, `moved_bytes`,
     `sent_bytes` and `overflow_bytes` of one worker in this step, summed over the compressed means in
-    `tx` (0 in a step that exchanged nothing, as under `optax.MultiSteps`); `density`, or `density/0`,
-    `density/1`, ... if there are several; and the running counts `nonfinite` and `drained`.
+    `tx`; `density`, or `density/0`, `density/1`, ... if there are several; and the running counts
+    `nonfinite` and `drained`. There are none of these if `tx` has no compressed mean.
 
   Raises:
     ValueError: for an unknown axis; from the step, for aux that is not a dict of scalars.
@@ -50,7 +50,7 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
     value, grads = value_and_grad(params, batch)
     loss, aux = value if has_aux else (value, {})
     updates, new_state = tx.update(grads, opt_state, params)
-    metrics = _means({'loss': loss, **_checked(aux)}, axis_name) | _accounts(opt_state, new_state)
+    metrics = _means({'loss': loss, **_checked(aux)}, axis_name) | _accounts(new_state)
     return optax.apply_updates(params, updates), new_state, metrics
 
   return jax.jit(
@@ -132,23 +132,17 @@ def _means(scalars, axis_name):
   return out
 
 
-def _accounts(before, after):
+def _accounts(state):
   """What the compressed means of an optimizer say about this step."""
-  pairs = list(zip(_compressed_means(before), _compressed_means(after), strict=True))
-  if not pairs:
+  means = _compressed_means(state)
+  if not means:
     return {}
-  receipts = [_receipt(old, new) for old, new in pairs]
+  receipts = [m.stats.receipt for m in means]
   out = {name: sum(getattr(r, name) for r in receipts) for name in BYTES}
-  several = len(pairs) > 1
+  several = len(means) > 1
   out |= {f'density/{i}' if several else 'density': r.density for i, r in enumerate(receipts)}
-  return out | {name: sum(getattr(new.stats, name) for _, new in pairs)
+  return out | {name: sum(getattr(m.stats, name) for m in means)
                 for name in ('nonfinite', 'drained')}
-
-
-def _receipt(old, new):
-  """Zeros if nothing was exchanged: the state still holds the receipt of an earlier step then."""
-  return jax.tree.map(lambda x: jnp.where(new.step != old.step, x, jnp.zeros_like(x)),
-                      new.stats.receipt)
 
 
 def _compressed_means(state):

@@ -50,19 +50,26 @@ def check_layers(layers, what):
                        f'shape={x.shape} in leaf {i}')
 
 
-def check_local(layers, axis_name):
-  """Gradients of replicated parameters come out of jax.grad already summed; that cannot be undone."""
+def check_local(layers, worker, axis_name):
+  """Returns the layers, known to differ by worker; refuses those that were already summed.
+
+  Gradients of replicated parameters come out of jax.grad summed, and that cannot be undone. It shows when a
+  gradient is known to be equal on all workers while the state is not. (Where the state is not either, as
+  inside jax.eval_shape, nothing is known and nothing is wrong.)
+  """
   if axis_name is None:
-    return
+    return layers
   axes.axis_size(axis_name)
   if not axes.tracked(axis_name):
-    return
-  for i, x in enumerate(layers):
-    if not axes.names(axis_name) <= axes.varying_axes(x):
+    return layers
+  everyone = axes.names(axis_name)
+  for i, x in enumerate(jax.tree.leaves(layers)):
+    if everyone <= axes.varying_axes(worker) and not everyone <= axes.varying_axes(x):
       raise ValueError(
           f'leaf {i} of the gradients is the same on all workers of {axis_name=}: it was summed '
           'already (jax.grad does that for replicated parameters). Use '
           'dct_jax.local_value_and_grad, or cast the parameters to varying before jax.grad')
+  return jax.tree.map(lambda x: axes.make_varying(x, everyone), layers)
 
 
 def check_residual(layers, residual):

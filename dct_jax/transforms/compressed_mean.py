@@ -32,6 +32,7 @@ class CompressedMeanState(NamedTuple):
   """State of `compressed_mean`."""
 
   step: jax.Array
+  worker: jax.Array  # uint32[1]: which worker this is; by it a local state is known from a shared one
   residual: tuple[jax.Array, ...]  # differs by worker
   compressor: Any
   collective: Any
@@ -97,7 +98,7 @@ def compressed_mean(
     zero = jnp.zeros((), jnp.uint32)
     receipt = Receipt(zero, zero, zero, zero, jnp.zeros((), jnp.float32))
     return CompressedMeanState(
-        step=jnp.zeros((), jnp.int32), residual=residual,
+        step=jnp.zeros((), jnp.int32), worker=jnp.zeros(1, jnp.uint32), residual=residual,
         compressor=compressor.init(layers), collective=collective.init(compressor.size(layers)),
         stats=Stats(receipt, zero, zero, jnp.zeros((), jnp.float32)))
 
@@ -105,7 +106,7 @@ def compressed_mean(
     del params
     layers, exact = checks.split_layers(updates, mask)
     checks.check_layers((*layers, *exact), 'gradients')
-    checks.check_local((*layers, *exact), axis_name)
+    layers, exact = checks.check_local((layers, exact), state.worker, axis_name)
     if compressor.feedback:
       checks.check_residual(layers, state.residual)
     workers = axes.axis_size(axis_name)
@@ -133,7 +134,7 @@ def compressed_mean(
     stats = Stats(reduced.receipt, state.stats.nonfinite + reduced.nonfinite,
                   state.stats.corrupt + reduced.corrupt, state.stats.drained + drained)
     return checks.merge_layers(updates, mask, means, rest), CompressedMeanState(
-        state.step + 1, residual, packed.state, reduced.state, stats)
+        state.step + 1, worker.reshape(1), residual, packed.state, reduced.state, stats)
 
   return optax.GradientTransformation(init, update)
 

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import axes
+from dct_jax.transforms.compressed_mean import CompressedMeanState
 
 
 def make_mesh(workers: int | None = None, axis_name: str = 'data') -> Mesh:
@@ -65,13 +66,36 @@ def state_specs(tx: optax.GradientTransformation, params: Any, mesh: Mesh,
   """
   state = jax.eval_shape(tx.init, params)
   shard, whole = PartitionSpec(axis_name), PartitionSpec()
-  specs = jax.tree.map(lambda _: whole, state)
+  specs = _known_specs(state, axis_name)
   for _ in range(len(jax.tree.leaves(state)) + 1):
     found = _specs_after_update(tx, params, state, specs, mesh, axis_name)
     if found == specs:
       return specs
     specs = jax.tree.map(lambda a, b: shard if shard in (a, b) else whole, specs, found)
   raise AssertionError('unreachable: every round shards at least one more leaf')
+
+
+def _known_specs(state, axis_name):
+  """What is known before anything is traced; conditionals in an optimizer need it to be traced at all."""
+  shard, whole = PartitionSpec(axis_name), PartitionSpec()
+
+  def known(node):
+    specs = jax.tree.map(lambda _: whole, node)
+    if isinstance(node, CompressedMeanState):
+      per_worker = lambda x: shard if x.shape else whole
+      return specs._replace(worker=shard, residual=jax.tree.map(lambda _: shard, node.residual),
+                            compressor=jax.tree.map(per_worker, node.compressor))
+    if isinstance(node, optax.MultiStepsState):
+      for path, leaf in jax.tree_util.tree_leaves_with_path(node.acc_grads):
+        if not leaf.shape:
+          raise ValueError('optax.MultiSteps accumulates local gradients, and a scalar cannot differ '
+                           f'by worker: give {jax.tree_util.keystr(path)} the shape (1,)')
+      return specs._replace(acc_grads=jax.tree.map(lambda _: shard, node.acc_grads),
+                            inner_opt_state=_known_specs(node.inner_opt_state, axis_name))
+    return specs
+
+  special = lambda n: isinstance(n, (CompressedMeanState, optax.MultiStepsState))
+  return jax.tree.map(known, state, is_leaf=special)
 
 
 def _specs_after_update(tx, params, state, specs, mesh, axis_name):
@@ -102,9 +126,17 @@ def _specs_after_update(tx, params, state, specs, mesh, axis_name):
   world = mesh.shape[axis_name]
   spread = lambda x, s: jax.ShapeDtypeStruct(
       (x.shape[0] * world, *x.shape[1:]) if s == shard else x.shape, x.dtype)
-  jax.eval_shape(
-      jax.shard_map(one_update, mesh=mesh, in_specs=(whole, specs), out_specs=whole),
-      jax.eval_shape(lambda p: p, params), jax.tree.map(spread, state, specs))
+  try:
+    jax.eval_shape(
+        jax.shard_map(one_update, mesh=mesh, in_specs=(whole, specs), out_specs=whole),
+        jax.eval_shape(lambda p: p, params), jax.tree.map(spread, state, specs))
+  except TypeError as error:
+    if 'manual axis types' not in str(error):
+      raise
+    raise ValueError(
+        'a part of the optimizer decides by local gradients whether to update, so that workers could '
+        'decide differently (optax.apply_if_finite around a compressed mean does that: use '
+        'nonfinite= instead)') from error
   return jax.tree.unflatten(jax.tree.structure(state), found)
 
 

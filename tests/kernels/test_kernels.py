@@ -70,7 +70,7 @@ def test_threshold_keeps_the_old_one(native):
   tau, ties = kernels.threshold(layers, None, jnp.array([50], jnp.uint32),
                                 old_tau=jnp.array([0.25]), refresh=0)
   assert tau[0] == 0.25
-  assert ties[0] == kernels.NO_QUOTA
+  assert int(ties[0]) == kernels.NO_QUOTA
 
 
 @pytest.mark.parametrize('segment', [1, 64, 512])

@@ -205,7 +205,7 @@ inline bool read_rice(const uint32_t* section, int64_t words, int64_t universe, 
       (*index)[size_t(found++)] = uint32_t(next++);
     }
   }
-  return found == count;
+  return found == count && ceil_div(previous + 1, 32) == unary_words;
 }
 
 inline bool read_indices(uint32_t codec, int b, const uint32_t* section, int64_t words,

@@ -1,0 +1,38 @@
+"""An MLP on scikit-learn's digits: what all methods share, and how each one differs."""
+
+import ml_collections
+
+
+def base():
+  config = ml_collections.ConfigDict()
+  config.workers = 8
+  config.steps = 1500
+  config.batch = 256  # of all workers together
+  config.hidden = (256, 256)
+  config.learning_rate = 0.1  # decays to 0 with a cosine
+  config.momentum = 0.9
+  config.weight_decay = 1e-2  # keeps the loss from going to 0, where 1% of it means nothing
+  config.seed = 0
+  config.sparsity = 0.99
+  config.lifespan = 1000
+  config.early_refresh = False
+  config.value_codec = 'float32'
+  return config
+
+
+VARIANTS = {
+    'dense': {},
+    'dct': {},
+    'dct_early': {'early_refresh': True},  # not in the paper: fewer bytes in the first steps
+    'dct_half': {'early_refresh': True, 'value_codec': 'float16'},
+    'topk': {'lifespan': 1},  # a threshold of every step's own
+}
+
+
+def get_config(variant: str = 'dct'):
+  if variant not in VARIANTS:
+    raise ValueError(f'variant must be one of {tuple(VARIANTS)}, got {variant=}')
+  config = base()
+  config.method = variant
+  config.update(VARIANTS[variant])
+  return config

@@ -1,0 +1,57 @@
+"""A table and a figure that put runs side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+Histories = Mapping[str, Sequence[Mapping[str, float]]]  # by the name of the run
+
+
+def table(histories: Histories, evaluated: Sequence[str] = ('train_loss', 'test_loss')) -> str:
+  """The end of each run as lines of text.
+
+  Args:
+    histories: as `run` or `read_metrics` return them.
+    evaluated: which results of `evaluate` to show, from the last line.
+  """
+  head = ['', *(name.replace('_', ' ') for name in evaluated), 'encoded B/step', 'compression',
+          'sent B/step', 'sent MB']
+  rows = [head, *(_row(name, lines[-1], evaluated) for name, lines in histories.items())]
+  widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+  return '\n'.join('  '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
+                   for row in rows)
+
+
+def _row(name, last, evaluated):
+  steps = last['step']
+  return [name, *(f'{last["eval/" + key]:.5f}' for key in evaluated),
+          f'{last["total_encoded_bytes"] / steps:,.0f}',           f'{last["total_dense_bytes"] / last["total_encoded_bytes"]:.1f}x',
+          f'{last["total_sent_bytes"] / steps:,.0f}', f'{last["total_sent_bytes"] / 1e6:,.2f}']
+
+
+def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_loss',
+         label: str = 'training loss') -> None:
+  """Draws a metric against steps and against bytes that a worker has sent (needs matplotlib).
+
+  Args:
+    histories: as `run` or `read_metrics` return them.
+    path: of the PNG.
+    key: which metric; lines without it are skipped.
+    label: of the vertical axis.
+  """
+  import matplotlib.figure  # not pyplot: nothing global, no window
+
+  figure = matplotlib.figure.Figure(figsize=(10, 4), layout='constrained', dpi=120)
+  by_step, by_bytes = figure.subplots(1, 2, sharey=True)
+  for name, lines in histories.items():
+    lines = [line for line in lines if line.get(key) is not None]
+    y = [line[key] for line in lines]
+    by_step.plot([line['step'] for line in lines], y, label=name)
+    by_bytes.plot([line['total_sent_bytes'] / 1e6 for line in lines], y, label=name)
+  by_step.set(xlabel='step', ylabel=label, yscale='log')
+  by_bytes.set(xlabel='MB sent by a worker', xscale='log')
+  for axis in (by_step, by_bytes):
+    axis.grid(visible=True, which='major', alpha=0.3)
+    axis.legend()
+  figure.savefig(path)

@@ -1,0 +1,6 @@
+"""`import program` in any test of this directory."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))

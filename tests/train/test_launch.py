@@ -1,0 +1,122 @@
+"""Several real processes."""
+
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import program
+import pytest
+
+from dct_jax.train import launch
+
+ROOT = pathlib.Path(__file__).parents[2]
+PROGRAM = str(ROOT / 'tests/train/program.py')
+ENVIRONMENT = {'PYTHONPATH': str(ROOT)}
+
+
+def run(task, directory, processes, **kwargs):
+  output = io.StringIO()
+  code = launch.launch(['python', PROGRAM, task, str(directory)], processes, timeout=120,
+                       environment=ENVIRONMENT, output=output, **kwargs)
+  return code, output.getvalue()
+
+
+def load(path):
+  """Losses, and all else."""
+  with np.load(path) as file:
+    return file['losses'], [file[name] for name in file.files if name != 'losses']
+
+
+def assert_same_bits(a, b):
+  assert len(a) == len(b)
+  for x, y in zip(a, b, strict=True):
+    assert (x.shape, x.dtype, x.tobytes()) == (y.shape, y.dtype, y.tobytes())
+
+
+def test_processes_equal_devices_bit_for_bit(tmp_path):
+  code, output = run('train', tmp_path, 3)
+  assert code == 0, output
+  program.save(tmp_path / 'devices.npz', program.Program(3).run(6))
+  losses, leaves = load(tmp_path / 'devices.npz')
+  for me in range(3):
+    my_losses, mine = load(tmp_path / f'{me}.npz')
+    # Each device's part of every leaf, residuals and replicas alike.
+    assert_same_bits([np.split(x, 3)[me] for x in leaves], mine)
+    np.testing.assert_allclose(my_losses, losses, rtol=1e-6)  # a psum may add in another order
+
+
+def test_checkpoint_of_two_processes(tmp_path):
+  code, output = run('resume', tmp_path, 2)
+  assert code == 0, output
+  for me in range(2):
+    losses, through = load(tmp_path / f'through{me}.npz')
+    again, restored = load(tmp_path / f'restored{me}.npz')
+    assert_same_bits([losses, *through], [again, *restored])
+
+
+def test_a_failure_ends_all(tmp_path):
+  begin = time.monotonic()
+  code, output = run('fail', tmp_path, 2)
+  assert code == 1
+  assert '[1] OSError: a disk is full' in output
+  assert time.monotonic() - begin < 60
+
+
+def test_replicas_that_differ_are_refused(tmp_path):
+  code, output = run('differ', tmp_path, 2)
+  assert code == 1
+  assert "1 of 15 replicated values differ between processes, the first is [0]['w1']" in output
+
+
+def test_ctrl_c_saves_the_same_step_everywhere(tmp_path):
+  child = subprocess.Popen(
+      [sys.executable, '-m', 'dct_jax.train.launch', '--processes=2', '--timeout=120', '--', 'python',
+       PROGRAM, 'interrupt', str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+      env=os.environ | ENVIRONMENT)
+  with child:
+    for line in child.stdout:
+      if '[Gloo]' in line:  # the first collective: training has begun
+        time.sleep(3)
+        child.send_signal(signal.SIGINT)
+        break
+    output = child.stdout.read()
+  assert child.returncode == launch.INTERRUPTED
+  (saved,) = (tmp_path / 'saved').iterdir()
+  assert f'interrupted after step {saved.name}; saved in' in output
+
+
+def shell(script, processes=2, **kwargs):
+  output = io.StringIO()
+  code = launch.launch(['sh', '-c', script], processes, output=output, **kwargs)
+  return code, output.getvalue()
+
+
+def test_lines_are_prefixed():
+  code, output = shell('echo $DCT_JAX_PROCESS_ID of $DCT_JAX_NUM_PROCESSES')
+  assert code == 0
+  assert sorted(output.splitlines()) == ['[0] 0 of 2', '[1] 1 of 2']
+
+
+@pytest.mark.parametrize(('script', 'want'), [
+    ('test $DCT_JAX_PROCESS_ID = 0 && sleep 60; exit 5', 5),
+    ('test $DCT_JAX_PROCESS_ID = 0 && sleep 60; kill -KILL $$', 128 + 9),
+    ('trap "" TERM; test $DCT_JAX_PROCESS_ID = 0 && sleep 60; exit 5', 5)])
+def test_exit_code_of_the_first_failure(script, want):
+  begin = time.monotonic()
+  assert shell(script, grace=0.5)[0] == want
+  assert time.monotonic() - begin < 20
+
+
+def test_timeout():
+  assert shell('sleep 60', timeout=0.5, grace=0.5)[0] == launch.TIMED_OUT
+
+
+@pytest.mark.parametrize(('argv', 'processes'), [([], 2), (['true'], 0)])
+def test_bad_arguments_are_refused(argv, processes):
+  with pytest.raises(ValueError, match='got'):
+    launch.launch(argv, processes)

@@ -1,0 +1,99 @@
+"""The loop."""
+
+import itertools
+import os
+import signal
+
+import jax
+import program
+import pytest
+
+from dct_jax import train
+
+
+def test_totals_are_sums_over_all_steps():
+  every = program.Program(8).run(9)
+  seldom = program.Program(8).run(9, log_every=4)
+  assert every.step == seldom.step == 9
+  assert [line['step'] for line in seldom.history] == [4, 8, 9]
+  for name in ('encoded', 'moved', 'sent', 'overflow'):
+    total = sum(line[f'{name}_bytes'] for line in every.history)
+    assert every.history[-1][f'total_{name}_bytes'] == total
+    assert seldom.history[-1][f'total_{name}_bytes'] == total
+  assert type(every.history[-1]['total_sent_bytes']) is int
+  dense = 4 * sum(a * b for a, b in program.SIZES.values())
+  last = every.history[-1]
+  assert last['compression'] == pytest.approx(dense / last['encoded_bytes'])
+
+
+def test_evaluates_every_so_often_and_at_the_end():
+  seen = program.Program(2).run(5, log_every=100, evaluate_every=2,
+                                evaluate=lambda p: {'w': p['w1'][0, 0]}).history
+  assert [line['step'] for line in seen] == [2, 4, 5]
+  assert all('eval/w' in line for line in seen)
+
+
+def with_nan(mesh, at):
+  for i, batch in enumerate(program.make_batches(mesh)):
+    yield jax.tree.map(lambda x: x * float('nan'), batch) if i == at else batch
+
+
+def test_nan_stops_with_the_step():
+  p = program.Program(4)
+  go = lambda **kw: train.run(p.step, p.params, p.state, with_nan(p.mesh, 2), steps=4,
+                              progress=False, log_every=1, **kw)
+  with pytest.raises(FloatingPointError, match='step 3'):
+    go()
+  p.__init__(4)
+  history = go(stop_on_nan=False).history
+  assert history[-1]['nonfinite'] == 4
+  assert history[-1]['loss'] == history[-1]['loss']  # the update was skipped
+
+
+def test_too_few_batches_end_early():
+  p = program.Program(2)
+  batches = itertools.islice(program.make_batches(p.mesh), 3)
+  result = train.run(p.step, p.params, p.state, batches, steps=5, progress=False)
+  assert result.step == 3
+  assert [line['step'] for line in result.history] == [3]
+
+
+def test_nothing_to_do():
+  p = program.Program(2)
+  result = p.run(3, start=3)
+  assert (result.step, result.history) == (3, [])
+
+
+def test_progress_bar(capsys):
+  program.Program(2).run(3, progress=True)
+  shown = capsys.readouterr().err
+  for word in ('3/3', 'loss=', 'density=', 'compression=', 'sent='):
+    assert word in shown
+
+
+def pressing(batches, at):
+  """Presses Ctrl-C while step `at` runs."""
+  for i, batch in enumerate(batches):
+    if i == at:
+      os.kill(os.getpid(), signal.SIGINT)
+    yield batch
+
+
+def test_ctrl_c_saves(tmp_path, capsys):
+  p = program.Program(2)
+  checkpoints = train.Checkpoints(tmp_path, {})
+  before = signal.getsignal(signal.SIGINT)
+  with pytest.raises(KeyboardInterrupt):
+    train.run(p.step, p.params, p.state, pressing(program.make_batches(p.mesh), 3), steps=10,
+              progress=False, checkpoints=checkpoints)
+  assert checkpoints.latest() == 3
+  assert f'after step 3; saved in {tmp_path}' in capsys.readouterr().err
+  assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize('arguments', [
+    {'steps': 2, 'start': 3}, {'steps': 2, 'log_every': 0}, {'steps': 2, 'checkpoint_every': 0},
+    {'steps': 2, 'evaluate_every': -1}, {'steps': 1, 'start': -1}])
+def test_bad_counts_are_refused(arguments):
+  with pytest.raises(ValueError, match='got'):
+    train.run(None, {}, {}, [], **arguments)
