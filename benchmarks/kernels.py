@@ -1,8 +1,8 @@
 """Kernels against the floor of one pass of memory: `python benchmarks/kernels.py`.
 
 For float32 gradients of several sizes with 1% kept, in one run with contenders in turns: x + e (two arrays
-read, one written: the least that error feedback can cost), the fused pack, the exact threshold, and the ways that
-other libraries go. The last line is JSON.
+read, one written: the least that error feedback can cost), the fused pack, the exact threshold, and the ways
+that other libraries go. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import math
 
-from absl import app, flags
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import app, flags
 from timing import alternate, donated, table
 
 from dct_jax import kernels
@@ -40,7 +40,7 @@ def contenders(n, keep):
 
   def pack(e, g, tau):
     s = kernels.pack((g,), (e,), tau, limit=room, capacity=room)
-    return s.residual[0], (s.index, s.value, s.sent)
+    return s.residual[0], (s.indices, s.value, s.sent)
 
   def pack_twin(e, g, tau):
     with kernels.use_native(False):
@@ -53,17 +53,16 @@ def contenders(n, keep):
 
   # x + e is given its output buffer too (donated), like the pack. Gradients alternate in sign, so
   # that residuals keep their size and about 1% is selected every time.
-  turns = (g, -g)
+  turns, same = (g, -g), jnp.full(n, 0.7, jnp.float32)
+  pack_copy = jax.jit(pack)
+  threshold = jax.jit(lambda g, e: kernels.threshold((g,), (e,), rank))
   calls = {
       'x + e': donated(lambda e, g: (g + e, ()), e, turns),
       'fused pack': donated(lambda e, g: pack(e, g, tau), e, turns),
-      'fused pack, not donated': lambda f=jax.jit(pack): f(e, g, tau),
-      'exact threshold': lambda f=jax.jit(
-          lambda g, e: kernels.threshold((g,), (e,), rank)): f(g, e),
+      'fused pack, not donated': lambda: pack_copy(e, g, tau),
+      'exact threshold': lambda: threshold(g, e),
+      'exact threshold, all values alike': lambda: threshold(same, same),
   }
-  same = jnp.full(n, 0.7, jnp.float32)
-  calls['exact threshold, all values alike'] = (
-      lambda f=jax.jit(lambda g, e: kernels.threshold((g,), (e,), rank)): f(same, same))
   if n <= MAIN_SIZE:
     calls['lax.top_k path'] = donated(top_k_path, e, turns)
     calls['fused pack, pure-JAX twin'] = donated(lambda e, g: pack_twin(e, g, tau), e, turns)

@@ -1,7 +1,7 @@
 """A training step of DLRM's MLPs, dense against DCT at 99%: `python benchmarks/step.py`.
 
-Four processes on the loopback interface, batch 128 each. Steps alternate in one run: computation alone, dense means,
-DCT-DP. The last line is JSON.
+Four processes on the loopback interface, batch 128 each. Steps alternate in one run: computation alone,
+dense means, DCT-DP. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Side-by-side timing: contenders alternate in one run and are compared by medians.
 
-The machine is shared and noisy; a time by itself means little, a ratio of two medians that were taken in turns does.
+The machine is shared and noisy; a time by itself means little, a ratio of two medians taken in turns does.
 """
 
 from __future__ import annotations

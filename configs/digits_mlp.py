@@ -11,7 +11,7 @@ def base():
   config.hidden = (256, 256)
   config.learning_rate = 0.1  # decays to 0 with a cosine
   config.momentum = 0.9
-  config.weight_decay = 1e-2  # keeps the loss from going to 0, where 1% of it means nothing
+  config.weight_decay = 3e-3  # keeps the loss from going to 0, where 1% of it means nothing
   config.seed = 0
   config.sparsity = 0.99
   config.lifespan = 1000

@@ -25,8 +25,8 @@ Three families fit this contract.
     >>> top.decompress(packed.message[None], layers, None).layers[0].tolist()
     [0.0, -3.0, 0.0, 0.0]
 
-**Quantizers** send every entry with fewer bits, in a fixed or a variable number of words (`cast`, later QSGD and 3LC).
-`residual` holds what rounding took away:
+**Quantizers** send every entry with fewer bits, in a fixed or a variable number of words (`cast`, later
+QSGD and 3LC). `residual` holds what rounding took away:
 
     >>> half = dct_jax.cast('float16')
     >>> layers, zero = (jnp.array([1.0, 1.0 + 2**-12]),), (jnp.zeros(2),)
@@ -34,8 +34,8 @@ Three families fit this contract.
     >>> packed.residual[0].tolist()                 # 2**-12 does not fit a float16 next to 1
     [0.0, 0.000244140625]
 
-**Linear sketches** are messages whose sum is the message of the sum, so that a plain `psum` adds them on the way
-(`random_k(shared=True)`, `identity`, later count sketches). They say so with `linear`:
+**Linear sketches** are messages whose sum is the message of the sum, so that a plain `psum` adds them on
+the way (`random_k(shared=True)`, `identity`, later count sketches). They say so with `linear`:
 
     >>> pick = dct_jax.random_k(0.5, shared=True)
     >>> pick.linear                                 # the first word adds as an integer, the rest as floats
@@ -106,8 +106,8 @@ class Compressor(NamedTuple):
     decompress: (uint32[messages, words], layers for their shapes, the state that `compress` was
       given) -> Unpacked. Only what is equal on all workers may be used of the state.
     size: layers -> Size.
-    settle: (mode, message, residual, the same state) -> residual, after the exchange. Mode `KEEP` changes nothing,
-      `CLEAR` empties the residual (everything was sent another way), `TAKE_BACK` returns this
+    settle: (mode, message, residual, the same state) -> residual, after the exchange. Mode `KEEP`
+      changes nothing, `CLEAR` empties the residual (everything was sent another way), `TAKE_BACK` returns this
       worker's own message to it (the step was called off).
     linear: None, or how many leading words of a message add up as integers (word 0 is always the
       number of workers with a non-finite gradient); all other words add up as float32.

@@ -23,7 +23,7 @@ def transform(name, collective, axis_name='data', value_codec='float32', **kwarg
 
 @pytest.mark.parametrize('value_codec', ['float32', 'float16', 'bfloat16'])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
-@pytest.mark.parametrize('name', [n for n in laws.COMPRESSORS])
+@pytest.mark.parametrize('name', laws.COMPRESSORS)
 def test_conservation(name, dtype, value_codec):
   """Law 1: decoded message + new residual = layers + old residual, bit for bit, in tight room too."""
   compressor = laws.make(name, value_codec)

@@ -52,7 +52,7 @@ def block_top_k(
     chosen = kernels.pack(norms, None, tau, ties, limit=quota.limit, live=quota.live,
                           capacity=quota.most)
     mine = jnp.arange(quota.most) < chosen.sent
-    index = jnp.where(mine, chosen.index, 0)
+    index = jnp.where(mine, chosen.indices, 0)
     selected = stream.pick(units, residual, index, chosen.wanted, quota, value_codec)
     return selected, TopKState(state.step + 1)
 

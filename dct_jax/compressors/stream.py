@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from dct_jax import kernels
 from dct_jax.contract import Compressor, Layers, Packed, Room, Size, Unpacked
 from dct_jax.kernels import values
-from dct_jax.wire import header, layout as layouts, size as sizes
+from dct_jax.wire import header
+from dct_jax.wire import layout as layouts
+from dct_jax.wire import size as sizes
 
 DENSE_BELOW = 1024  # below this an index costs more attention than it saves
 
@@ -67,7 +69,7 @@ class StreamFormat:
     _, old = layout.split(residual) if residual is not None else (None, None)
     dense_words, left = self._dense(dense, old, empty, live)
     message = kernels.encode(
-        selected.index, selected.value, dense_words, count=selected.sent, wanted=selected.wanted,
+        selected.indices, selected.value, dense_words, count=selected.sent, wanted=selected.wanted,
         flags=1 - live, empty=empty, budget=words, capacity=room.capacity,
         universe=layout.universe, unit=self.unit, index_codec=self.index_codec,
         value_codec=self.value_codec)
@@ -98,7 +100,7 @@ class StreamFormat:
     intact, sums = kernels.unpack_sum(
         messages, sparse, dense, unit=self.unit, value_codec=self.value_codec)
     head = header.read_headers(messages)
-    entries = jnp.where(head.length > header.WORDS, head.count * self.unit + layout.num_dense, 0)
+    entries = jnp.where(head.length > header.WORDS, head.entries * self.unit + layout.num_dense, 0)
     return Unpacked(layout.merge(sums[:len(sparse)], sums[len(sparse):]), intact, intact * entries)
 
   def settle(self, mode: jax.Array, message: jax.Array, residual: Layers, state=None) -> Layers:

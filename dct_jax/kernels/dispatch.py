@@ -79,9 +79,9 @@ def threshold(layers, residual, rank, *, old_tau=None, refresh=1, segment=0):
 
 
 class Selected(NamedTuple):
-  """Packed entries. Only the first `sent` ones of `index` and `value` mean anything."""
+  """Packed entries. Only the first `sent` ones of `indices` and `value` mean anything."""
 
-  index: jax.Array  # uint32[capacity], into all layers laid end to end
+  indices: jax.Array  # uint32[capacity], into all layers laid end to end
   value: jax.Array  # float32[capacity]
   wanted: jax.Array  # uint32 scalar: entries that were selected
   sent: jax.Array  # uint32 scalar: entries that fitted
@@ -141,9 +141,9 @@ def encode(index, value, dense, *, count, wanted, flags=0, empty=0, budget, capa
     return native.call(
         'encode', [_shape((capacity,), jnp.uint32)], args, universe=universe, unit=unit,
         index_codec=code, value_codec=values.CODES[value_codec])[0]
-  scalars = [jnp.asarray(s, jnp.uint32) for s in (count, wanted, flags, empty)]
-  return stream_twin.encode(index, value, dense, *scalars, capacity, universe, unit, index_codec,
-                            value_codec)
+  count, wanted, flags, empty = (jnp.asarray(s, jnp.uint32) for s in (count, wanted, flags, empty))
+  return stream_twin.encode(index, value, dense, count, wanted, flags, empty, capacity, universe, unit,
+                            index_codec, value_codec)
 
 
 def unpack_sum(words, sparse, dense, *, unit=1, value_codec='float32'):

@@ -12,7 +12,7 @@ import numpy as np
 from dct_jax import axes
 
 try:
-  from dct_jax.kernels import _native
+  from dct_jax.kernels import _native  # type: ignore[attr-defined]
 except ImportError as error:
   _native = None
   if os.environ.get('DCT_JAX_NATIVE') != '0':

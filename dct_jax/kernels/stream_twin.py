@@ -242,7 +242,7 @@ class Stream(NamedTuple):
   """One decoded message. Where it is not intact every index is out of range and every value zero."""
 
   intact: jax.Array
-  index: jax.Array
+  indices: jax.Array
   value: jax.Array
   dense: jax.Array
 
@@ -297,7 +297,7 @@ def unpack_sum(words, sparse, dense, unit, value_codec):
 
   def add(total, message):
     stream = decode(message, sum(units), unit, num_dense, value_codec)
-    flat = total[0].at[stream.index.astype(jnp.int32)].add(
+    flat = total[0].at[stream.indices.astype(jnp.int32)].add(
         stream.value.reshape(-1, unit), mode='drop')
     return (flat, total[1] + stream.dense), stream.intact.astype(jnp.uint32)
 

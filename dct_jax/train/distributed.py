@@ -91,6 +91,11 @@ def _leave_if_failed():
     os._exit(1)
 
 
+def several() -> bool:
+  """Whether flags or the environment name a coordinator, that is, other processes."""
+  return bool(_or_environment('coordinator', flag_values()['coordinator']))
+
+
 def _or_environment(name, value):
   if value is not None:
     return value

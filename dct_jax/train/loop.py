@@ -102,7 +102,7 @@ def run(
       if stop_on_nan and math.isnan(scalars['loss']):
         raise FloatingPointError(f'the loss is NaN in step {at}')
       last = at == steps or batch is None
-      due = lambda every: last or (every is not None and at % every == 0)  # noqa: B023
+      due = lambda every: last or (every is not None and at % every == 0)
       extra = {}
       if evaluate is not None and due(evaluate_every):
         extra = {f'eval/{k}': float(v) for k, v in jax.device_get(evaluate(params)).items()}

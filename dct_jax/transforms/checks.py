@@ -16,7 +16,7 @@ def _mask_leaves(tree, mask):
     return leaves, structure, [True] * len(leaves)
   flags = mask(tree) if callable(mask) else mask
   given = jax.tree.structure(flags)
-  if given != structure:
+  if str(given) != str(structure):
     raise ValueError(f'mask must be a tree like the parameters, {structure}, got {given}')
   return leaves, structure, [bool(f) for f in jax.tree.leaves(flags)]
 

@@ -124,7 +124,7 @@ def compressed_mean(
     reduced = collective.reduce(
         compressor, layers, packed, state.compressor, state.collective, room, axis_name)
     bad = (reduced.nonfinite + reduced.corrupt) > 0
-    if compressor.feedback:
+    if packed.residual is not None:
       mode = jnp.where(bad, TAKE_BACK, jnp.where(reduced.dense, CLEAR, KEEP))
       residual = compressor.settle(mode, packed.message, packed.residual, state.compressor)
 

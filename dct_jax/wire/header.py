@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import jax
 
-from dct_jax.kernels.stream_twin import HEADER as WORDS
+from dct_jax.kernels import stream_twin
 
+WORDS = stream_twin.HEADER
 NONFINITE = 1  # flag: this worker's gradient was not finite
 
 
@@ -16,7 +17,7 @@ class Header(NamedTuple):
 
   length: jax.Array  # words of the message
   wanted: jax.Array  # words that everything selected would have taken
-  count: jax.Array  # indices in the message
+  entries: jax.Array  # indices in the message
   nonfinite: jax.Array  # 0 or 1
 
 

@@ -54,7 +54,7 @@ def entry_limit(words, layout: Layout, index_codec: str, value_codec: str):
       'bitmap': [(0, -(-universe // 32))],
       'rice': [(1 + b, -(-(universe >> b) // 32)) for b in range(31)],
   }
-  chosen = sum(promises.values(), []) if index_codec == 'auto' else promises[index_codec]
+  chosen = [p for codec, some in promises.items() if index_codec in ('auto', codec) for p in some]
   each = jnp.array([bits + b for b, _ in chosen], jnp.int32)
   fixed = HEADER + layout.dense_words(value_codec) + ROUNDING_WORDS
   once = jnp.array([fixed + w for _, w in chosen], jnp.int32)

@@ -99,7 +99,7 @@ def test_pack(native, dtype, codec, with_residual):
     want = everything[:limit]
     assert got.wanted == everything.size
     assert got.sent == want.size
-    np.testing.assert_array_equal(got.index[:want.size], want)
+    np.testing.assert_array_equal(got.indices[:want.size], want)
     np.testing.assert_array_equal(got.value[:want.size], flat[want])
     if not with_residual:
       assert got.residual is None
@@ -113,7 +113,7 @@ def test_pack_takes_ties_in_order(native):
   x = jnp.array([1.0, -2.0, 2.0, 0.0, 2.0, -3.0])
   got = kernels.pack((x,), (jnp.zeros(6),), jnp.array([2.0]), jnp.array([2], jnp.uint32),
                      limit=6, capacity=6)
-  np.testing.assert_array_equal(got.index[:3], [1, 2, 5])
+  np.testing.assert_array_equal(got.indices[:3], [1, 2, 5])
   assert got.wanted == got.sent == 3
   np.testing.assert_array_equal(got.residual[0], [1, 0, 0, 0, 2, 0])
 
@@ -129,7 +129,7 @@ def test_pack_sends_no_zeros(native):
   """A threshold of 0 is common after a ReLU; zeros stay home."""
   x = jnp.array([0.0, -0.0, 1.0, 1e-42])
   got = kernels.pack((x,), None, jnp.array([0.0]), limit=4, capacity=4)
-  np.testing.assert_array_equal(got.index[:1], [2])
+  np.testing.assert_array_equal(got.indices[:1], [2])
   assert got.sent == 1
 
 
@@ -155,7 +155,7 @@ def test_kernels_under_vmap(native):
     alone = kernels.pack((layers[i],), (residual[i],), tau, limit=400, capacity=400)
     assert got.sent[i] == alone.sent
     n = int(alone.sent)
-    np.testing.assert_array_equal(got.index[i, :n], alone.index[:n])
+    np.testing.assert_array_equal(got.indices[i, :n], alone.indices[:n])
     np.testing.assert_array_equal(got.residual[0][i], alone.residual[0])
 
 

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from . import collectives
-from . import select
-from . import wire
+from . import collectives, select, wire
 
 
 class DctDpOracle:

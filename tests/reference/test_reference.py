@@ -4,16 +4,12 @@ import ast
 import itertools
 import pathlib
 
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from . import collectives
-from . import dct_dp
-from . import select
-from . import wire
+from . import collectives, dct_dp, select, wire
 
 F32 = np.float32
 INDEX_CODECS = ['int32', 'gap16', 'bitmap', 'rice']

@@ -101,7 +101,7 @@ def value_section(values, value_codec):
   halves = rounded.astype(HALF_TYPES[value_codec]).view(np.uint16).tolist()
   if len(halves) % 2:
     halves.append(0)
-  return [low | (high << 16) for low, high in zip(halves[0::2], halves[1::2])]
+  return [low | (high << 16) for low, high in zip(halves[0::2], halves[1::2], strict=False)]
 
 
 def read_values(words, number, value_codec):
@@ -139,7 +139,7 @@ def gap16_section(indices):
   tokens = gap16_tokens(indices)
   if len(tokens) % 2:
     tokens.append(0)
-  return [low | (high << 16) for low, high in zip(tokens[0::2], tokens[1::2])]
+  return [low | (high << 16) for low, high in zip(tokens[0::2], tokens[1::2], strict=False)]
 
 
 def bitmap_section(indices, universe):

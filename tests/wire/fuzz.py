@@ -1,4 +1,6 @@
-"""Corrupt, truncated and crafted messages for the native decoder: `python tests/wire/fuzz.py --messages 1000000`.
+"""Corrupt, truncated and crafted messages for the decoders.
+
+    python tests/wire/fuzz.py --messages 1000000
 
 A decoder must say no, or give what the oracle gives; and never touch memory that is not its own. Crafted
 messages carry a valid checksum, so that the checks behind it are reached.
@@ -7,6 +9,7 @@ messages carry a valid checksum, so that the checks behind it are reached.
 from __future__ import annotations
 
 import argparse
+import functools
 import pathlib
 import sys
 
@@ -58,8 +61,9 @@ def mutate(words, rng):
   return words
 
 
-@jax.jit
-def decode_each(batch):
+@functools.partial(jax.jit, static_argnames='native')
+def decode_each(batch, native):
+  del native  # only so that native and twin are compiled apart
   shape = lambda n: jax.ShapeDtypeStruct((n,), jnp.float32)
   one = lambda m: kernels.unpack_sum(m[None], [shape(400), shape(200)], [shape(3)],
                                      value_codec='float16')
@@ -72,7 +76,7 @@ def fuzz(messages, seed=0, compare=True):
   originals, accepted, done = seeds(rng), 0, 0
   while done < messages:
     batch = np.stack([mutate(originals[rng.integers(len(originals))], rng) for _ in range(BATCH)])
-    intact, sums = decode_each(jnp.asarray(batch))
+    intact, sums = decode_each(jnp.asarray(batch), kernels.native_in_use())
     intact, sums = np.asarray(intact)[:, 0], [np.asarray(s) for s in sums]
     accepted += int(intact.sum())
     done += BATCH

@@ -127,7 +127,7 @@ inline void write_rice(const uint32_t* index, int64_t count, int b, int64_t sect
 inline void write_indices(const uint32_t* index, int64_t count, const IndexChoice& choice,
                           uint32_t* words) {
   if (choice.codec == kInt32) {
-    std::memcpy(words, index, size_t(count) * 4);
+    std::copy_n(index, count, words);
   } else if (choice.codec == kGap16) {
     write_gap16(index, count, words);
   } else if (choice.codec == kBitmap) {

@@ -1,0 +1,92 @@
+"""What every experiment does around its training: flags, configurations, processes, the table at the end."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import runpy
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+from absl import app, flags, logging
+
+from dct_jax.train import distributed, launch, report
+from dct_jax.train.metrics import read_metrics
+
+FLAGS = flags.FLAGS
+KINDS = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+COMMON = {'workers': (int, 'Number of workers.'), 'steps': (int, 'Number of steps.'),
+          'seed': (int, 'Of the parameters and the order of the data.')}
+_overrides: list[str] = []  # names of the flags that take precedence over the configuration
+
+
+def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, str]]) -> None:
+  """Defines the flags of an experiment.
+
+  These are --config, --method, --launch, --workdir, --resume, those of `distributed`, and flags that take
+  precedence over the configuration: --workers, --steps, --seed and `overrides`.
+
+  Args:
+    config: path of a file with `get_config(variant)`, which returns a ConfigDict with `workers`.
+    overrides: type (int, float or str) and help text of further settings, by name.
+  """
+  distributed.define_flags()
+  flags.DEFINE_string('config', os.fspath(config), 'Configuration file.')
+  flags.DEFINE_list('method', 'compare', 'Variants of the configuration, or compare.')
+  flags.DEFINE_enum('launch', 'devices', ['devices', 'processes'], 'What a worker is.')
+  flags.DEFINE_string('workdir', None, 'For logs, checkpoints and figures; new unless given.')
+  flags.DEFINE_bool('resume', False, 'Go on from the checkpoints in --workdir.')
+  for name, (kind, text) in (COMMON | dict(overrides)).items():
+    KINDS[kind](name, None, text)
+  _overrides.extend((*COMMON, *overrides))
+
+
+def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str]) -> Callable:
+  """The function for `app.run`.
+
+  Args:
+    train_one: (config, directory) -> None; trains with one variant, and logs with a `MetricsWriter`
+      in that directory.
+    compare: the variants that --method=compare stands for.
+    columns: what the table shows of the evaluation, besides bytes.
+  """
+
+  def run(argv):
+    if argv[1:]:
+      raise app.UsageError(f'there are only flags, got {argv[1:]}')
+    if FLAGS.resume and not FLAGS.workdir:
+      raise app.UsageError('--resume needs the --workdir of the run to resume')
+    logging.set_verbosity(logging.WARNING)  # orbax tells much
+    names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
+    configs = {name: _config(name) for name in names}
+    workers = configs[names[0]].workers
+    workdir = pathlib.Path(FLAGS.workdir or _new_directory())
+    if FLAGS.launch == 'processes':
+      again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
+      return launch.launch(again, workers)
+    os.environ.setdefault('DCT_JAX_LOCAL_DEVICES', str(workers))  # unless a launcher knows better
+    distributed.start(**distributed.flag_values())
+    for name, config in configs.items():
+      train_one(config, workdir / name)
+    if jax.process_index() == 0:
+      runs = {name: read_metrics(workdir / name) for name in names}
+      print(report.table(runs, columns))
+      report.plot(runs, workdir / 'loss.png')
+      print(f'figure: {workdir / "loss.png"}')
+    return 0
+
+  return run
+
+
+def _config(variant):
+  config = runpy.run_path(FLAGS.config)['get_config'](variant)
+  config.update({k: FLAGS[k].value for k in _overrides if FLAGS[k].value is not None})
+  return config
+
+
+def _new_directory():
+  if distributed.several():
+    raise app.UsageError('several processes need a --workdir that they share')
+  return pathlib.Path('runs', pathlib.Path(sys.argv[0]).stem, time.strftime('%Y%m%d-%H%M%S'))
