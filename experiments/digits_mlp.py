@@ -74,7 +74,8 @@ def train_one(config, workdir):
                         for k, v in measure_all(p, batch).items()}
   params = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   params, state, specs = dct_jax.init(tx, params, mesh)
-  checkpoints, start = train.Checkpoints(workdir / 'checkpoints', config.to_dict()), 0
+  fixed = {k: v for k, v in config.to_dict().items() if k != 'workers'}  # their number may change
+  checkpoints, start = train.Checkpoints(workdir / 'checkpoints', fixed), 0
   if flags.FLAGS.resume and checkpoints.latest() is not None:
     params, state, start = checkpoints.restore(params, state, specs, mesh)
   step = train.make_step(lambda p, b: measure(p, b)['loss'], tx, mesh, specs)

@@ -30,6 +30,7 @@ def dct_threshold(
     *,
     selection: str = 'select',
     early_refresh: bool = False,
+    tracking: float = 0.0,
     index_codec: str = 'auto',
     value_codec: str = 'float32',
     dense_below: int = stream.DENSE_BELOW,
@@ -50,6 +51,9 @@ def dct_threshold(
     early_refresh: not in the paper. The first threshold is taken while the residual is still empty,
       so that later sums pass it 5 to 7 times too often until step L. With this, it is also
       renewed in steps 1, 2, 4, 8, ... below L.
+    tracking: not in the paper. Between renewals a layer's threshold follows the number c of entries
+      that passed it: it is multiplied by :math:`(c / k)^{tracking}` with k the wanted number. 0 leaves
+      it alone, 0.1 keeps messages at their nominal size.
     index_codec: how indices travel; `'auto'` takes the smallest.
     value_codec: how values travel; with error feedback nothing is lost to a narrow one.
     dense_below: layers with fewer entries travel whole.
@@ -75,6 +79,8 @@ def dct_threshold(
     raise ValueError(f'lifespan must be a whole number of steps of at least 1, got {lifespan=}')
   if selection not in SELECTIONS:
     raise ValueError(f'selection must be one of {SELECTIONS}, got {selection=}')
+  if not 0 <= tracking <= 1:
+    raise ValueError(f'tracking must be in [0, 1], got {tracking=}')
   form = stream.StreamFormat(index_codec, value_codec, dense_below)
 
   def init(layers):
@@ -92,6 +98,10 @@ def dct_threshold(
     find = _sorted_threshold if selection == 'sort' else _selected_threshold
     tau = find(layers, residual, rank, state.tau, due & (quota.live != 0))
     selected = stream.pack(layers, residual, tau, None, quota, value_codec)
+    if tracking:
+      kept = jnp.array([x.size for x in layers], jnp.uint32) - rank + 1
+      ratio = (selected.wanted_by_layer + 1).astype(jnp.float32) / (kept + 1).astype(jnp.float32)
+      tau = jnp.where(quota.live == 0, tau, tau * ratio**tracking)
     missed = due & (quota.live == 0)
     return selected, DctThresholdState(state.step + 1, jnp.where(missed, _RETRY, tau))
 

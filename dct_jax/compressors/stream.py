@@ -143,7 +143,7 @@ class StreamFormat:
 def nothing(residual) -> kernels.Selected:
   """No layer is large enough to select from."""
   zero = jnp.zeros((), jnp.uint32)
-  return kernels.Selected(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.float32), zero, zero, residual)
+  return kernels.Selected(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.float32), zero, None, zero, residual)
 
 
 def pack(layers, residual, tau, ties, quota: Quota, value_codec: str, segment: int = 0):
@@ -172,7 +172,7 @@ def pick(units, residual, index, wanted, quota: Quota, value_codec: str) -> kern
     residual = tuple(
         jnp.where(quota.live == 0, e, x) for e, x in
         zip(residual, cut_units(left, residual), strict=True))
-  return kernels.Selected(index, value.reshape(-1), wanted, sent, residual)
+  return kernels.Selected(index, value.reshape(-1), wanted, None, sent, residual)
 
 
 def cut_units(units, like):

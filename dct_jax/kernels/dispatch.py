@@ -84,6 +84,7 @@ class Selected(NamedTuple):
   indices: jax.Array  # uint32[capacity], into all layers laid end to end
   value: jax.Array  # float32[capacity]
   wanted: jax.Array  # uint32 scalar: entries that were selected
+  wanted_by_layer: jax.Array | None  # uint32[layers]: the same, apart
   sent: jax.Array  # uint32 scalar: entries that fitted
   residual: tuple[jax.Array, ...] | None
 
@@ -100,7 +101,7 @@ def pack(layers, residual, tau, ties=None, *, limit, live=1, capacity, segment=0
   ties = jnp.full(tau.shape, jnp.uint32(NO_QUOTA)) if ties is None else ties
   if native_in_use():
     results = [_shape((capacity,), jnp.uint32), _shape((capacity,), jnp.float32),
-               _shape((2,), jnp.uint32)]
+               _shape((1 + len(layers),), jnp.uint32)]
     results += [_shape(e.shape, jnp.float32) for e in residual or ()]
     args = [_control(limit, live), tau, ties, *_layers_and_residual(layers, residual)]
     n = len(layers)
@@ -113,7 +114,8 @@ def pack(layers, residual, tau, ties=None, *, limit, live=1, capacity, segment=0
     index, value, counts, left = select_twin.pack(
         layers, residual, tau, ties, jnp.asarray(limit, jnp.uint32), jnp.asarray(live), capacity,
         segment, value_codec)
-  return Selected(index, value, counts[0], counts[1], left)
+  wanted = jnp.sum(counts[1:], dtype=jnp.uint32)
+  return Selected(index, value, wanted, counts[1:], counts[0], left)
 
 
 def encode(index, value, dense, *, count, wanted, flags=0, empty=0, budget, capacity, universe,

@@ -94,12 +94,12 @@ def pack(layers, residual, tau, ties, limit, live, capacity, segment, value_code
   order = jnp.cumsum(mask, dtype=jnp.uint32)
   limit = jnp.minimum(limit, capacity)
   send = mask & (order <= limit)
-  wanted = order[-1]
+  wanted = jnp.stack([jnp.sum(m & (live != 0), dtype=jnp.uint32) for m in masks])
   place = jnp.where(send, order - 1, capacity)
   index = jnp.zeros(capacity, jnp.uint32).at[place].set(
       jnp.arange(flat.size, dtype=jnp.uint32), mode='drop')
   value = jnp.zeros(capacity, jnp.float32).at[place].set(flat, mode='drop')
-  counts = jnp.stack([wanted, jnp.minimum(wanted, limit)])
+  counts = jnp.concatenate([jnp.minimum(order[-1:], limit), wanted])
   return index, value, counts, new_residual(residual, flat, send, live, value_codec)
 
 

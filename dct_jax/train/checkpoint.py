@@ -19,14 +19,15 @@ from dct_jax.train import reshard as resharding
 class Checkpoints:
   """A directory of checkpoints of one run.
 
-  Every process makes one, with the same directory on a shared file system, and calls `save` and `restore` at the same steps.
-  Beside the arrays, each checkpoint has a JSON file with the step, the number of workers, the configuration, and
-  the name, shape and type of every array. Nothing is restored into a run that differs in one of them, but
-  for the number of workers.
+  Every process makes one, with the same directory on a shared file system, and calls `save` and
+  `restore` at the same steps. Beside the arrays, each checkpoint has a JSON file with the step, the
+  number of workers, the configuration, and the name, shape and type of every array. Nothing is
+  restored into a run that differs in one of them, but for the number of workers.
 
   Args:
     directory: made by the first `save`.
-    config: what makes this run what it is, for `json.dumps`. Leave out the number of workers if it may change.
+    config: what makes this run what it is, for `json.dumps`. Leave out the number of workers if
+      it may change.
     keep: how many of the latest checkpoints stay.
 
   Raises:
@@ -41,8 +42,9 @@ class Checkpoints:
     except TypeError as error:
       raise ValueError(f'config must be of JSON types, got {config=}') from error
     self.directory = os.path.abspath(directory)
-    self._keep, self._open = keep, None
-    self._saved = None
+    self._keep = keep
+    self._open: ocp.CheckpointManager | None = None
+    self._saved: int | None = None
 
   def _manager(self):
     if self._open is None:
@@ -71,8 +73,8 @@ class Checkpoints:
       return
     latest = self.latest()
     if latest is not None and latest >= step:
-      raise ValueError(f'{self.directory} holds a checkpoint of step {latest} already, got {step=}; '
-                       'restore it, or use another directory')
+      raise ValueError(f'{self.directory} holds a checkpoint of step {latest} already, got '
+                       f'{step=}; restore it, or use another directory')
     arrays = _named(params, opt_state)
     # Every process must describe the same thing: only process 0 writes it.
     notes = {'step': step, 'workers': _workers(opt_state), 'config': self.config,
@@ -90,8 +92,8 @@ class Checkpoints:
               step: int | None = None, conserve: str = 'sum') -> tuple[Any, Any, int]:
     """Restores bit for bit; onto another number of workers, with the sum of residuals conserved.
 
-    See `reshard` for who gets what then. With a new number of workers each process reads all workers'
-    residuals.
+    See `reshard` for who gets what then. With a new number of workers each process reads all
+    workers' residuals.
 
     Args:
       params: as `dct_jax.init` made them, for their shapes.

@@ -44,10 +44,10 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
           process_id: int | None = None, local_devices: int | None = None) -> None:
   """Starts JAX's distributed runtime if there is one to start; call it before any other use of JAX.
 
-  What is not given is taken from the environment variables DCT_JAX_COORDINATOR, DCT_JAX_NUM_PROCESSES,
-  DCT_JAX_PROCESS_ID and DCT_JAX_LOCAL_DEVICES, which `dct_jax.train.launch` sets. If they are silent too,
-  JAX looks for a cluster that it knows (Slurm, Open MPI, Cloud TPU, ...) and otherwise this is the only
-  process. A second call with the same values does nothing.
+  What is not given is taken from the environment variables DCT_JAX_COORDINATOR,
+  DCT_JAX_NUM_PROCESSES, DCT_JAX_PROCESS_ID and DCT_JAX_LOCAL_DEVICES, which `dct_jax.train.launch`
+  sets. If they are silent too, JAX looks for a cluster that it knows (Slurm, Open MPI, Cloud TPU,
+  ...) and otherwise this is the only process. A second call with the same values does nothing.
 
   Args:
     coordinator: host:port at which process 0 listens.
@@ -81,8 +81,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
 def _leave_if_failed():
   """Leaves at once after an uncaught exception.
 
-  JAX would wait at a barrier for the other processes, which wait for us in a collective: nobody would learn for
-  minutes that something is wrong. After Ctrl-C all have stopped alike.
+  JAX would wait at a barrier for the other processes, which wait for us in a collective: nobody
+  would learn for minutes that something is wrong. After Ctrl-C all have stopped alike.
   """
   error = getattr(sys, 'last_value', None)
   if error is not None and not isinstance(error, KeyboardInterrupt):

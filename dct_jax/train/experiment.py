@@ -1,4 +1,4 @@
-"""What every experiment does around its training: flags, configurations, processes, the table at the end."""
+"""What every experiment does around its training: flags, processes, the table at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from dct_jax.train import distributed, launch, report
 from dct_jax.train.metrics import read_metrics
 
 FLAGS = flags.FLAGS
-KINDS = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+KINDS: dict[type, Callable] = {
+    int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
 COMMON = {'workers': (int, 'Number of workers.'), 'steps': (int, 'Number of steps.'),
           'seed': (int, 'Of the parameters and the order of the data.')}
 _overrides: list[str] = []  # names of the flags that take precedence over the configuration
@@ -25,8 +26,8 @@ _overrides: list[str] = []  # names of the flags that take precedence over the c
 def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, str]]) -> None:
   """Defines the flags of an experiment.
 
-  These are --config, --method, --launch, --workdir, --resume, those of `distributed`, and flags that take
-  precedence over the configuration: --workers, --steps, --seed and `overrides`.
+  These are --config, --method, --launch, --workdir, --resume, those of `distributed`, and flags
+  that take precedence over the configuration: --workers, --steps, --seed and `overrides`.
 
   Args:
     config: path of a file with `get_config(variant)`, which returns a ConfigDict with `workers`.

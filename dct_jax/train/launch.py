@@ -2,8 +2,8 @@
 
     python -m dct_jax.train.launch --processes 4 -- python script.py --flags
 
-Each process finds its place in environment variables that `dct_jax.train.start` reads. Output lines are
-prefixed with the number of their process. When one fails, all are ended.
+Each process finds its place in environment variables that `dct_jax.train.start` reads. Output lines
+are prefixed with the number of their process. When one fails, all are ended.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
     output: where their lines go; standard output unless given.
 
   Returns:
-    0, or the exit code of the first that failed (128 + n if signal n ended it), 124 after a timeout,
-    130 after Ctrl-C.
+    0, or the exit code of the first that failed (128 + n if signal n ended it), 124 after a
+    timeout, 130 after Ctrl-C.
 
   Raises:
     ValueError: for arguments that cannot work.
@@ -55,7 +55,9 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
                      f'{processes=} and {devices_per_process=}')
   argv[0] = sys.executable if argv[0] == 'python' else argv[0]
   shared = os.environ | _place(processes, devices_per_process) | dict(environment or {})
-  children, readers, ended = [], [], queue.Queue()
+  children: list[subprocess.Popen] = []
+  readers: list[threading.Thread] = []
+  ended: queue.Queue[int] = queue.Queue()
   try:
     for i in range(processes):
       children.append(_start(argv, shared | {'DCT_JAX_PROCESS_ID': str(i)}))

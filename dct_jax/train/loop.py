@@ -51,8 +51,9 @@ def run(
 ) -> TrainResult:
   """Trains from step `start` until `steps` steps have been taken in all.
 
-  Each step is waited for before the next one is dispatched: several host devices in one process can deadlock otherwise.
-  The next batch is fetched in the meantime. The last step is always logged, evaluated and saved.
+  Each step is waited for before the next one is dispatched: several host devices in one process can
+  deadlock otherwise. The next batch is fetched in the meantime. The last step is always logged,
+  evaluated and saved.
 
   Args:
     step: from `make_step`; takes over the memory of `params` and `opt_state`.
@@ -195,9 +196,10 @@ class _Bar:
 def _interrupts():
   """Turns Ctrl-C into a question to ask between steps: `asked(step) -> bool`.
 
-  In the middle of a step the arrays are donated, there is nothing to save. Of several processes all must stop
-  after the same step. JAX's preemption service agrees on one when a process gets SIGTERM (so that a
-  scheduler's notice saves a checkpoint, too); Ctrl-C is handed on to it. A second Ctrl-C stops at once.
+  In the middle of a step the arrays are donated, there is nothing to save. Of several processes all
+  must stop after the same step. JAX's preemption service agrees on one when a process gets SIGTERM
+  (so that a scheduler's notice saves a checkpoint, too); Ctrl-C is handed on to it. A second Ctrl-C
+  stops at once.
   """
   alone, pressed = jax.process_count() == 1, threading.Event()
   main = threading.current_thread() is threading.main_thread()

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from typing import IO, Any
 
 import jax
 import tensorboardX
@@ -14,8 +15,8 @@ import tensorboardX
 class MetricsWriter:
   """Writes scalars to `metrics.jsonl` and to TensorBoard event files, on process 0 only.
 
-  An existing file is appended to, so that a resumed run goes on in it. NaN and infinities are `null` in JSON,
-  which has no word for them.
+  An existing file is appended to, so that a resumed run goes on in it. NaN and infinities are
+  `null` in JSON, which has no word for them.
 
   Args:
     directory: made if it does not exist.
@@ -26,7 +27,8 @@ class MetricsWriter:
   """
 
   def __init__(self, directory: str | os.PathLike):
-    self._lines = self._board = None
+    self._lines: IO[str] | None = None
+    self._board: Any = None
     if jax.process_index():
       return
     os.makedirs(directory, exist_ok=True)
@@ -71,7 +73,7 @@ def _ends_inside_a_line(path):
 
 
 def read_metrics(directory: str | os.PathLike) -> list[dict[str, float]]:
-  """The lines that a `MetricsWriter` has written, by step; of a step that a resumed run repeated, the last."""
+  """What a `MetricsWriter` has written, by step; of a step that was repeated, the last line."""
   lines = {}
   with open(os.path.join(directory, 'metrics.jsonl'), encoding='utf-8') as file:
     for text in file:

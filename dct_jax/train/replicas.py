@@ -13,9 +13,9 @@ from jax.experimental import multihost_utils
 def check_replicas(tree: Any) -> None:
   """Compares a checksum of every replicated leaf over all processes.
 
-  Replicas that differ choose different branches of a `lax.switch` with collectives in it, which aborts or, worse,
-  answers wrongly. So this runs at the start of training and after a restore; it reads each leaf once on the
-  host and exchanges four bytes a leaf. All processes must call it.
+  Replicas that differ choose different branches of a `lax.switch` with collectives in it, which
+  aborts or, worse, answers wrongly. So this runs at the start of training and after a restore; it
+  reads each leaf once on the host and exchanges four bytes a leaf. All processes must call it.
 
   Args:
     tree: arrays; those that are not fully replicated are left alone.

@@ -26,7 +26,8 @@ def table(histories: Histories, evaluated: Sequence[str] = ('train_loss', 'test_
 def _row(name, last, evaluated):
   steps = last['step']
   return [name, *(f'{last["eval/" + key]:.5f}' for key in evaluated),
-          f'{last["total_encoded_bytes"] / steps:,.0f}',           f'{last["total_dense_bytes"] / last["total_encoded_bytes"]:.1f}x',
+          f'{last["total_encoded_bytes"] / steps:,.0f}',
+          f'{last["total_dense_bytes"] / last["total_encoded_bytes"]:.1f}x',
           f'{last["total_sent_bytes"] / steps:,.0f}', f'{last["total_sent_bytes"] / 1e6:,.2f}']
 
 

@@ -16,9 +16,9 @@ CONSERVE = ('sum', 'mean')
 def rules(opt_state: Any) -> list[str]:
   """How each leaf of an optimizer state is re-sharded, in the order of the leaves.
 
-  Thresholds and other state of compressors are copied; residuals, and everything else that a worker has of
-  its own, are amounts that are still to be added somewhere, so that their sum matters. Integers are
-  never amounts here (counters, random keys).
+  Thresholds and other state of compressors are copied; residuals, and everything else that a worker
+  has of its own, are amounts that are still to be added somewhere, so that their sum matters.
+  Integers are never amounts here (counters, random keys).
   """
   is_one = lambda x: isinstance(x, CompressedMeanState)
   out = []
@@ -39,9 +39,9 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
             conserve: str = 'sum') -> np.ndarray:
   """One new worker's part of what `old` workers had.
 
-  With `SUM`, new worker j gets the sum of the old workers i with i % new == j, and zeros if there is none: the
-  sum over workers stays (to rounding; exactly when workers are added). With `COPY`, it gets a
-  copy of old worker j % old's part.
+  With `SUM`, new worker j gets the sum of the old workers i with i % new == j, and zeros if there
+  is none: the sum over workers stays (to rounding; exactly when workers are added). With `COPY`, it
+  gets a copy of old worker j % old's part.
 
   Args:
     array: [old * d0, ...], all workers' parts one after the other.

@@ -32,12 +32,13 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
     has_aux: whether `loss_fn` returns scalars to log beside the loss.
 
   Returns:
-    step(params, opt_state, batch) -> (params, opt_state, metrics). It takes over the memory of its first two arguments. Every leaf of
-    the batch is split over workers on its first dimension (`shard_batch`). Metrics are scalars, equal on
-    all workers: the loss and the aux scalars averaged over workers; `encoded_bytes`, `moved_bytes`,
-    `sent_bytes` and `overflow_bytes` of one worker in this step, summed over the compressed means in
-    `tx`; `density`, or `density/0`, `density/1`, ... if there are several; and the running counts
-    `nonfinite` and `drained`. There are none of these if `tx` has no compressed mean.
+    step(params, opt_state, batch) -> (params, opt_state, metrics). It takes over the memory of its
+    first two arguments. Every leaf of the batch is split over workers on its first dimension
+    (`shard_batch`). Metrics are scalars, equal on all workers: the loss and the aux scalars
+    averaged over workers; `encoded_bytes`, `moved_bytes`, `sent_bytes` and `overflow_bytes` of one
+    worker in this step, summed over the compressed means in `tx`; `density`, or `density/0`,
+    `density/1`, ... if there are several; and the running counts `nonfinite` and `drained`. There
+    are none of these if `tx` has no compressed mean.
 
   Raises:
     ValueError: for an unknown axis; from the step, for aux that is not a dict of scalars.

@@ -24,6 +24,7 @@ def dct_dp(
     dense_below: int = stream.DENSE_BELOW,
     selection: str = 'select',
     early_refresh: bool = False,
+    tracking: float = 0.0,
     drain_period: int | None = None,
     nonfinite: str = 'skip',
     collective: Collective | None = None,
@@ -41,6 +42,7 @@ def dct_dp(
     dense_below: layers with fewer entries travel whole, in the same message.
     selection: 'select', or 'sort' for the paper's own copy-and-sort.
     early_refresh: renew the threshold in steps 1, 2, 4, ... too, while the residual fills.
+    tracking: 0.1 lets thresholds follow the number of entries sent, between renewals; 0 as in the paper.
     drain_period: expected steps until an entry of the residual is forgotten (Remark 2); None: never.
     nonfinite: 'skip', 'raise' or 'pass'; see `compressed_mean`.
     collective: `all_gather()` unless given.
@@ -61,7 +63,7 @@ def dct_dp(
     Gupta et al., Training Recommender Systems at Scale, KDD 2021.
   """
   compressor = compressors.dct_threshold(
-      sparsity, lifespan, selection=selection, early_refresh=early_refresh,
+      sparsity, lifespan, selection=selection, early_refresh=early_refresh, tracking=tracking,
       index_codec=index_codec, value_codec=value_codec, dense_below=dense_below)
   return compressed_mean(
       compressors.error_feedback(compressor, drain_period), collective, axis_name, mask=mask,

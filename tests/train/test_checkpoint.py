@@ -1,6 +1,8 @@
 """Checkpoints: bit for bit, onto other numbers of workers, and what is refused."""
 
+import gc
 import pathlib
+import time
 
 import jax
 import numpy as np
@@ -85,7 +87,8 @@ def test_another_number_of_workers_conserves(saved, workers, conserve):
 
 
 def test_other_state_of_workers_is_summed(tmp_path):
-  make = lambda: optax.chain(optax.trace(0.9), program.make_optimizer())  # momentum of local gradients
+  # Momentum before the exchange is of local gradients: every worker has its own.
+  make = lambda: optax.chain(optax.trace(0.9), program.make_optimizer())
   checkpoints = train.Checkpoints(tmp_path, {})
   result = program.Program(4, make()).run(3, checkpoints=checkpoints)
   old = np.asarray(result.opt_state[0].trace['w1']).reshape(4, 16, 96)
@@ -121,6 +124,8 @@ def test_missing_checkpoints_are_said_to_be_missing(saved, tmp_path):
     restore(saved[0], 4, step=3)
 
 
+# tensorstore raises for the first array that fails, and complains of the others later, elsewhere.
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('pattern', ['arrays/**/d/*', 'notes/metadata'])
 def test_damage_is_said_to_be_damage(tmp_path, pattern):
   program.Program(2).run(1, checkpoints=train.Checkpoints(tmp_path, {}))
@@ -130,6 +135,8 @@ def test_damage_is_said_to_be_damage(tmp_path, pattern):
     victim.write_bytes(victim.read_bytes()[:10])
   with pytest.raises(ValueError, match='step 1 .* is damaged'):
     restore(tmp_path, 2, {})
+  time.sleep(0.3)  # let the others be said now, and not in the next test
+  gc.collect()
 
 
 def test_earlier_steps_are_not_written_over(saved):

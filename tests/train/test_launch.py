@@ -75,8 +75,8 @@ def test_replicas_that_differ_are_refused(tmp_path):
 
 def test_ctrl_c_saves_the_same_step_everywhere(tmp_path):
   child = subprocess.Popen(
-      [sys.executable, '-m', 'dct_jax.train.launch', '--processes=2', '--timeout=120', '--', 'python',
-       PROGRAM, 'interrupt', str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+      [sys.executable, '-m', 'dct_jax.train.launch', '--processes=2', '--timeout=120', '--',
+       'python', PROGRAM, 'interrupt', str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
       env=os.environ | ENVIRONMENT)
   with child:
     for line in child.stdout:

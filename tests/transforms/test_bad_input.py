@@ -21,6 +21,7 @@ import dct_jax
     (lambda: dct_jax.dct_dp(0.9, value_codec='int3'), "value_codec='int3'"),
     (lambda: dct_jax.dct_dp(0.9, index_codec='zip'), "index_codec='zip'"),
     (lambda: dct_jax.dct_dp(0.9, drain_period=0), 'drain_period=0'),
+    (lambda: dct_jax.dct_dp(0.9, tracking=-1), 'tracking=-1'),
     (lambda: dct_jax.dct_dp(0.9, nonfinite='hope'), "nonfinite='hope'"),
     (lambda: dct_jax.dct_dp(0.9, dense_below=-1), 'dense_below=-1'),
     (lambda: dct_jax.top_k(0), 'keep=0'),

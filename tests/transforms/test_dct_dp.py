@@ -89,19 +89,34 @@ def test_early_refresh_renews_while_the_residual_fills():
   assert counts[True] < 0.6 * counts[False]
 
 
+def test_tracking_keeps_messages_at_their_size():
+  """The paper's stale threshold lets ever more through; one that follows its count does not."""
+  rng = np.random.default_rng(0)
+  for tracking, low, high in ((0.0, 3.0, 10.0), (0.1, 0.6, 1.6)):
+    tx = dct_jax.dct_dp(0.99, 1000, dense_below=0, tracking=tracking)
+    state = tx.init((jnp.zeros(20_000),))
+    counts = []
+    for _ in range(120):
+      g = jnp.asarray(rng.standard_normal(20_000), jnp.float32)
+      updates, state = tx.update((g,), state)
+      counts.append(int((updates[0] != 0).sum()))
+    assert low < np.mean(counts[-60:]) / 201 < high
+
+
 def test_drain_forgets_and_counts():
-  """Each entry goes with a chance of 1 / period, and conservation reads sent + residual + drained."""
-  n, period = 3000, 10
-  tx = dct_jax.dct_dp(1.0, 1, dense_below=0, drain_period=period)
+  """Conservation reads sent + residual + drained."""
+  n = 3000
+  tx = dct_jax.dct_dp(0.9, 1, dense_below=0, drain_period=7)
   state = tx.init((jnp.zeros(n),))
-  state = state._replace(residual=(jnp.ones(n),))
-  alive = []
-  for _ in range(20):
-    _, state = tx.update((jnp.zeros(n),), state)
-    alive.append(int((state.residual[0] != 0).sum()))
-  sent = 20  # sparsity 1 with ties sends all equal entries, so use what is left after one step
-  del sent
-  assert float(state.stats.drained) > 0
+  g = jnp.asarray(np.random.default_rng(0).integers(1, 100, n), jnp.float32)
+  _, state = tx.update((g,), state)
+  before, drained_before = np.asarray(state.residual[0]), float(state.stats.drained)
+  updates, state = tx.update((jnp.zeros(n),), state)
+  after = np.asarray(state.residual[0]) + np.asarray(updates[0])
+  gone = before != after
+  assert float(state.stats.drained) - drained_before == gone.sum()
+  assert 0.5 * n / 7 < gone.sum() <= n / 7 + 1
+  np.testing.assert_array_equal(after[gone], 0)
 
 
 def test_drain_rate():

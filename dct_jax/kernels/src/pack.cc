@@ -109,10 +109,11 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer
     }
   }
   const bool live = control.typed_data()[1] != 0;
-  uint32_t* wanted_and_sent = counts->typed_data();
+  // What was sent, and what each layer wanted to send.
+  uint32_t* sent_and_wanted = counts->typed_data();
+  std::fill_n(sent_and_wanted, counts->element_count(), 0u);
   if (!live) {
     keep_residuals(layers);
-    wanted_and_sent[0] = wanted_and_sent[1] = 0;
     return ffi::Error::Success();
   }
 
@@ -144,10 +145,11 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer
   // more than the limit. What does not go returns to the residual whole.
   const int64_t limit = std::min<int64_t>(control.typed_data()[0], index->element_count());
   std::vector<uint32_t> left(quota, quota + ties.element_count());
-  int64_t wanted = 0, sent = 0;
+  int64_t sent = 0;
   for (size_t c = 0; c < chunks.size(); ++c) {
     const Layer& layer = *chunks[c].layer;
     const Selected& from = selected[c];
+    uint32_t& wanted = sent_and_wanted[1 + (&layer - layers.data())];
     for (int64_t j = 0; j < from.count; ++j) {
       int64_t s = layer.segment + (segment ? (from.index[j] - layer.offset) / segment : 0);
       if (quota[s] != UINT32_MAX && std::fabs(from.value[j]) == taus[s]) {
@@ -166,8 +168,7 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer
       }
     }
   }
-  wanted_and_sent[0] = uint32_t(wanted);
-  wanted_and_sent[1] = uint32_t(sent);
+  sent_and_wanted[0] = uint32_t(sent);
   return ffi::Error::Success();
 }
 
