@@ -26,10 +26,10 @@ from dct_jax.train.launch import launch
 PROCESSES = flags.DEFINE_integer('processes', 4, 'Workers, one process each.')
 BATCH = flags.DEFINE_integer('batch', 128, 'Examples a worker.')
 ROUNDS = flags.DEFINE_integer('rounds', 150, 'Timed rounds.')
-WARM_UP = flags.DEFINE_integer('warm_up', 1010, 'Steps before timing, so that the second '
-                               'threshold, taken with a full residual, is in use.')
+WARM_UP = flags.DEFINE_integer('warm_up', 310, 'Steps before timing: a few life-spans, after '
+                               'which the residual is full and the threshold fits it.')
 SPARSITY = flags.DEFINE_float('sparsity', 0.99, 'Of DCT.')
-LIFESPAN = flags.DEFINE_integer('lifespan', 1000, 'Of DCT.')
+LIFESPAN = flags.DEFINE_integer('lifespan', 100, 'Of DCT.')
 VALUES = flags.DEFINE_string('value_codec', 'float16', 'How values travel.')
 WORKER = flags.DEFINE_bool('worker', False, 'Internal: this is one of the processes.')
 train.define_flags()
@@ -72,7 +72,7 @@ def make_batches(count, workers, seed):
 
 def contenders():
   """Name -> optimizer. Two dense ones: what everybody writes, and ours with its checks and accounts."""
-  sgd = optax.sgd(0.05)
+  sgd = optax.sgd(0.01)
   pmean = optax.stateless(lambda grads, _: jax.lax.pmean(grads, 'data'))
   dct = dct_jax.dct_dp(SPARSITY.value, LIFESPAN.value, 'data', value_codec=VALUES.value)
   return {'dense pmean': optax.chain(pmean, sgd),
@@ -103,7 +103,7 @@ class Contender:
 def compute_alone(mesh):
   """Forward, backward and update without any exchange."""
   params = jax.tree.map(jnp.asarray, init_params())
-  tx = optax.sgd(0.05)
+  tx = optax.sgd(0.01)
 
   @jax.jit
   def step(params, batch):

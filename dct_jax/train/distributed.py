@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple
 
 import jax
-from absl import flags
+from absl import flags, logging
 
 PREFIX = 'DCT_JAX_'  # of the environment variables that `launch` sets
 
@@ -142,6 +142,9 @@ def _detect():
     if 'coordinator_address' not in str(error):
       raise
   except RuntimeError as error:
-    # Notebooks have used JAX before. That is harmless when there is no cluster to join.
+    # Notebooks have used JAX before, which is harmless when there is no cluster to join. JAX does
+    # not look for one any more then, so that we cannot know: say it.
     if 'before' not in str(error):
       raise
+    logging.warning('JAX was in use before dct_jax.train.start: no cluster was looked for, this '
+                    'process trains alone')

@@ -9,7 +9,8 @@ import numpy as np
 
 from dct_jax.transforms import CompressedMeanState
 
-SUM, COPY = 'sum', 'copy'
+SUM, COPY, RANK = 'sum', 'copy', 'rank'
+_BY_FIELD = {'compressor': COPY, 'worker': RANK}  # of a CompressedMeanState
 CONSERVE = ('sum', 'mean')
 
 
@@ -25,7 +26,7 @@ def rules(opt_state: Any) -> list[str]:
   for node in jax.tree.leaves(opt_state, is_leaf=is_one):
     if is_one(node):
       for name, part in node._asdict().items():
-        out += [COPY if name == 'compressor' else _by_type(x) for x in jax.tree.leaves(part)]
+        out += [_BY_FIELD.get(name) or _by_type(x) for x in jax.tree.leaves(part)]
     else:
       out.append(_by_type(node))
   return out
@@ -48,13 +49,15 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
     old: number of workers that made it.
     new: number of workers now.
     worker: j.
-    rule: `SUM` or `COPY`.
+    rule: `SUM`, `COPY`, or `RANK`: the worker's own number.
     conserve: what a sum keeps: 'sum', or 'mean', which scales by new / old so that the mean over
       workers, which is what an update applies, stays.
   """
   parts = array.reshape(old, array.shape[0] // old, *array.shape[1:])
   if rule == COPY:
     return parts[worker % old]
+  if rule == RANK:
+    return np.full_like(parts[0], worker)
   mine = parts[worker::new]
   scale = new / old if conserve == 'mean' else 1.0
   if len(mine) == 1 and scale == 1:

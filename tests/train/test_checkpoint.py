@@ -83,6 +83,7 @@ def test_another_number_of_workers_conserves(saved, workers, conserve):
       np.testing.assert_array_equal(new[j], want.astype(np.float32))
   tau, new_tau = state[0].compressor.tau, np.asarray(new_state[0].compressor.tau)
   assert new_tau.tolist() == [tau[j % 4] for j in range(workers)]
+  assert np.asarray(new_state[0].worker).tolist() == list(range(workers))
   p.run(12, new_params, new_state, start=10)
 
 
@@ -124,7 +125,8 @@ def test_missing_checkpoints_are_said_to_be_missing(saved, tmp_path):
     restore(saved[0], 4, step=3)
 
 
-# tensorstore raises for the first array that fails, and complains of the others later, elsewhere.
+# Seen twice, on a busy machine: an unraisable exception after this test, of an origin not found;
+# orbax reads arrays in the background.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('pattern', ['arrays/**/d/*', 'notes/metadata'])
 def test_damage_is_said_to_be_damage(tmp_path, pattern):
@@ -135,7 +137,7 @@ def test_damage_is_said_to_be_damage(tmp_path, pattern):
     victim.write_bytes(victim.read_bytes()[:10])
   with pytest.raises(ValueError, match='step 1 .* is damaged'):
     restore(tmp_path, 2, {})
-  time.sleep(0.3)  # let the others be said now, and not in the next test
+  time.sleep(0.3)  # let it come now, and not in the next test
   gc.collect()
 
 
