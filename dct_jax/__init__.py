@@ -19,6 +19,7 @@ from dct_jax.compressors import (
 from dct_jax.contract import Collective, Compressor, Room, whole_room
 from dct_jax.transforms import (
     CompressedMeanState,
+    accumulate,
     compressed_mean,
     dct_dp,
     dense_mean,
@@ -31,7 +32,7 @@ from dct_jax.transforms import (
 from dct_jax.version import __version__
 
 __all__ = [
-    'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'all_gather', 'block_top_k',
+    'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'accumulate', 'all_gather', 'block_top_k',
     'bucket_top_k', 'cast', 'compressed_mean', 'dct_dp', 'dct_threshold', 'dense_mean',
     'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'random_k',
     'state_specs', 'top_k', 'vmap_axes', 'whole_room', '__version__',

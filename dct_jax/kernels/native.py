@@ -11,8 +11,12 @@ import numpy as np
 
 from dct_jax import axes
 
+INTERFACE = 1  # raised, here and in module.cc, when a kernel's arguments change
+
 try:
   from dct_jax.kernels import _native  # type: ignore[attr-defined]
+  if _native.INTERFACE != INTERFACE:
+    raise ImportError(f'they were built for interface {_native.INTERFACE}, not {INTERFACE}: rebuild them')
 except ImportError as error:
   _native = None
   if os.environ.get('DCT_JAX_NATIVE') != '0':

@@ -1,5 +1,6 @@
 """Optax transformations: error feedback + compressor + collective, and where their state lives."""
 
+from dct_jax.transforms.accumulate import AccumulateState, accumulate
 from dct_jax.transforms.aliases import dct_dp, dense_mean
 from dct_jax.transforms.compressed_mean import CompressedMeanState, Stats, compressed_mean
 from dct_jax.transforms.placement import (
@@ -11,6 +12,6 @@ from dct_jax.transforms.placement import (
 )
 
 __all__ = [
-    'CompressedMeanState', 'Stats', 'compressed_mean', 'dct_dp', 'dense_mean', 'init',
+    'AccumulateState', 'CompressedMeanState', 'Stats', 'accumulate', 'compressed_mean', 'dct_dp', 'dense_mean', 'init',
     'local_value_and_grad', 'make_mesh', 'state_specs', 'vmap_axes',
 ]

@@ -95,12 +95,12 @@ def compressed_mean(
     layers, _ = checks.split_layers(params, mask)
     checks.check_layers(layers, 'parameters')
     residual = empty_residual(layers) if compressor.feedback else ()
-    zero = jnp.zeros((), jnp.uint32)
-    receipt = Receipt(zero, zero, zero, zero, jnp.zeros((), jnp.float32))
+    zero = lambda dtype=jnp.uint32: jnp.zeros((), dtype)  # a buffer each: states are donated
+    receipt = Receipt(zero(), zero(), zero(), zero(), zero(jnp.float32))
     return CompressedMeanState(
         step=jnp.zeros((), jnp.int32), worker=jnp.zeros(1, jnp.uint32), residual=residual,
         compressor=compressor.init(layers), collective=collective.init(compressor.size(layers)),
-        stats=Stats(receipt, zero, zero, jnp.zeros((), jnp.float32)))
+        stats=Stats(receipt, zero(), zero(), zero(jnp.float32)))
 
   def update(updates, state, params=None):
     del params
@@ -131,7 +131,8 @@ def compressed_mean(
     means = [_unless(bad, x / workers, nonfinite) for x in reduced.layers]
     rest = [_unless(bad, x, nonfinite) for x in _exact_mean(exact, live, axis_name)]
     _maybe_raise(reduced, nonfinite)
-    stats = Stats(reduced.receipt, state.stats.nonfinite + reduced.nonfinite,
+    receipt = _with_exact(reduced.receipt, layers, exact, workers)
+    stats = Stats(receipt, state.stats.nonfinite + reduced.nonfinite,
                   state.stats.corrupt + reduced.corrupt, state.stats.drained + drained)
     return checks.merge_layers(updates, mask, means, rest), CompressedMeanState(
         state.step + 1, worker.reshape(1), residual, packed.state, reduced.state, stats)
@@ -150,6 +151,16 @@ def _exact_mean(layers, live, axis_name):
   """What the mask leaves out: a plain mean, in float32."""
   exact = [jnp.where(live != 0, x, 0).astype(jnp.float32) for x in layers]
   return exact if axis_name is None else [lax.pmean(x, axis_name) for x in exact]
+
+
+def _with_exact(receipt: Receipt, layers, exact, workers):
+  """Adds what the mask left out to the accounts: it travels too."""
+  extra, size = sum(x.size for x in exact), sum(x.size for x in layers)
+  return receipt._replace(
+      encoded_bytes=receipt.encoded_bytes + 4 * extra,
+      moved_bytes=receipt.moved_bytes + 4 * extra,
+      sent_bytes=receipt.sent_bytes + 8 * extra * (workers - 1) // workers,
+      density=(receipt.density * size + extra) / (size + extra))
 
 
 def _unless(bad, mean, policy):

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import axes
+from dct_jax.transforms.accumulate import AccumulateState
 from dct_jax.transforms.compressed_mean import CompressedMeanState
 
 
@@ -85,6 +86,9 @@ def _known_specs(state, axis_name):
       per_worker = lambda x: shard if x.shape else whole
       return specs._replace(worker=shard, residual=jax.tree.map(lambda _: shard, node.residual),
                             compressor=jax.tree.map(per_worker, node.compressor))
+    if isinstance(node, AccumulateState):
+      return specs._replace(pending=tuple(shard for _ in node.pending),
+                            inner=_known_specs(node.inner, axis_name))
     if isinstance(node, optax.MultiStepsState):
       for path, leaf in jax.tree_util.tree_leaves_with_path(node.acc_grads):
         if not leaf.shape:
@@ -94,7 +98,8 @@ def _known_specs(state, axis_name):
                             inner_opt_state=_known_specs(node.inner_opt_state, axis_name))
     return specs
 
-  special = lambda n: isinstance(n, (CompressedMeanState, optax.MultiStepsState))
+  kinds = (CompressedMeanState, AccumulateState, optax.MultiStepsState)
+  special = lambda n: isinstance(n, kinds)
   return jax.tree.map(known, state, is_leaf=special)
 
 

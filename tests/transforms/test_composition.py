@@ -73,7 +73,33 @@ def test_groups_send_a_message_each():
   assert int(group.stats.receipt.encoded_bytes) > 0
 
 
-def test_accumulation_exchanges_every_second_step():
+def test_accumulate_equals_multi_steps_and_exchanges_half_as_often():
+  chain = optax.chain(dct(), optax.sgd(0.01))
+  ours, state, _ = train(dct_jax.accumulate(chain, 2), steps=5)
+  theirs, _, _ = train(optax.MultiSteps(chain, every_k_schedule=2), steps=5)
+  for k in PARAMS:
+    np.testing.assert_allclose(ours[k], theirs[k], rtol=1e-6)
+  assert int(state.inner[0].step) == 2
+  assert int(state.mini_step) == 1
+  assert np.asarray(state.pending[0]).any()
+
+
+def test_accumulate_has_its_exchange_in_a_branch():
+  """Nothing is gathered outside the conditional."""
+  tx = dct_jax.accumulate(optax.chain(dct(), optax.sgd(0.01)), 2)
+  mesh = dct_jax.make_mesh(4)
+  params, state, specs = dct_jax.init(tx, PARAMS, mesh)
+  step = jax.jit(jax.shard_map(
+      lambda p, s, b: tx.update(dct_jax.local_value_and_grad(loss_fn, 'data')(p, b)[1], s, p),
+      mesh=mesh, in_specs=(P(), specs, P('data')), out_specs=(P(), specs)))
+  text = step.lower(params, state, BATCH).compile().as_text()
+  entry = text[text.index('ENTRY'):]
+  assert 'all-gather' in text
+  assert 'all-gather' not in entry
+  assert 'conditional(' in entry
+
+
+def test_multi_steps_of_optax_works_too():
   tx = optax.MultiSteps(optax.chain(dct(), optax.sgd(0.01)), every_k_schedule=2)
   params, state, _ = train(tx, steps=1)
   np.testing.assert_array_equal(params['a'], PARAMS['a'])
@@ -104,6 +130,9 @@ def test_own_mask_leaves_the_rest_exact(mask):
   assert len(state[0].residual) == 2
   dense, _, _ = train(optax.chain(dct_jax.dense_mean('data'), optax.sgd(0.01)), steps=1)
   np.testing.assert_allclose(params['b'], dense['b'], rtol=1e-6)
+  receipt = state[0].stats.receipt
+  assert int(receipt.encoded_bytes) > 4 * 50  # what goes dense is counted
+  assert int(receipt.sent_bytes) > 4 * 50
 
 
 def test_without_tracking_it_works_as_well():
@@ -151,3 +180,10 @@ def test_scalar_and_tiny_parameters():
   assert updates['s'].shape == ()
   np.testing.assert_allclose(updates['s'], -0.2, rtol=1e-6)
   np.testing.assert_allclose(updates['v'], -0.2, rtol=1e-6)
+
+
+def test_a_fresh_state_can_be_donated():
+  tx = dct_jax.dct_dp(0.9, dense_below=0)
+  x = jnp.ones(100)
+  updates, _ = jax.jit(tx.update, donate_argnums=1)((x,), tx.init((x,)))
+  assert updates[0].shape == (100,)

@@ -99,4 +99,9 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__native() {
+  PyObject* self = PyModule_Create(&module);
+  // Raised, here and in native.py, when a kernel's arguments change: a stale library must not be used.
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 1);
+  return self;
+}
