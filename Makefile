@@ -22,7 +22,7 @@ demo: $(READY)
 
 test: $(READY)
 	@echo "== Tests (make test-slow runs the long ones)"
-	@$(BIN)/python -m pytest -m "not slow" --durations=5
+	@$(BIN)/python -m pytest -m "not slow" -n 2 --durations=5
 
 test-slow: $(READY)
 	@echo "== Long tests"

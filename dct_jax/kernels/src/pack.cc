@@ -6,15 +6,18 @@
 namespace dct {
 namespace {
 
-// Where the selected entries of one chunk go until their final places are known.
+struct Entry {
+  uint32_t index;
+  float value;
+};
+
+// Where the selected entries of one chunk go until their final places are known. It starts small: a large
+// allocation would come fresh from the system every time, and its page faults cost more than the pass.
 struct Selected {
-  uint32_t* index;
-  float* value;
-  int64_t count = 0;
+  std::vector<Entry> entries;
 
   inline void add(const Layer& layer, int64_t i, float value_i, Values codec) {
-    index[count] = uint32_t(layer.offset + i);
-    value[count++] = value_i;
+    entries.push_back({uint32_t(layer.offset + i), value_i});
     if (layer.residual_out) {
       // Rounding is undone by the residual: what the codec takes away stays here.
       layer.residual_out[i] = codec == Values::kFloat32 ? 0.0f : value_i - round_trip(value_i, codec);
@@ -75,8 +78,8 @@ void select(const Layer& layer, int64_t begin, int64_t end, float tau, Values co
   select_scalar(layer, begin, end, tau, codec, out);
 }
 
-void put_back(const Layer& layer, uint32_t index, float value) {
-  if (layer.residual_out) layer.residual_out[index - layer.offset] = value;
+void put_back(const Layer& layer, const Entry& entry) {
+  if (layer.residual_out) layer.residual_out[entry.index - layer.offset] = entry.value;
 }
 
 // The worker has nothing to say (its gradient was not finite): residuals stay as they are.
@@ -122,18 +125,12 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer
   const uint32_t* quota = ties.typed_data();
   std::vector<Chunk> chunks = make_chunks(layers, segment);
   std::vector<Selected> selected(chunks.size());
-  int64_t total = 0;
-  for (const Layer& layer : layers) total += layer.size;
-  // Not initialised: only the pages that selected entries fall on are ever touched.
-  std::unique_ptr<uint32_t[]> index_scratch(new uint32_t[size_t(total)]);
-  std::unique_ptr<float[]> value_scratch(new float[size_t(total)]);
 
   parallel_for(pool, int64_t(chunks.size()), [&](int64_t c) {
     const Chunk& chunk = chunks[size_t(c)];
     const Layer& layer = *chunk.layer;
     Selected& out = selected[size_t(c)];
-    out.index = index_scratch.get() + layer.offset + chunk.begin;
-    out.value = value_scratch.get() + layer.offset + chunk.begin;
+    out.entries.reserve(size_t(chunk.end - chunk.begin) / 32 + 16);
     int64_t step = segment ? segment : chunk.end - chunk.begin;
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += step) {
       float tau_here = effective(taus[layer.segment + (segment ? begin / segment : 0)]);
@@ -148,23 +145,22 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer
   int64_t sent = 0;
   for (size_t c = 0; c < chunks.size(); ++c) {
     const Layer& layer = *chunks[c].layer;
-    const Selected& from = selected[c];
     uint32_t& wanted = sent_and_wanted[1 + (&layer - layers.data())];
-    for (int64_t j = 0; j < from.count; ++j) {
-      int64_t s = layer.segment + (segment ? (from.index[j] - layer.offset) / segment : 0);
-      if (quota[s] != UINT32_MAX && std::fabs(from.value[j]) == taus[s]) {
+    for (const Entry& entry : selected[c].entries) {
+      int64_t s = layer.segment + (segment ? (entry.index - layer.offset) / segment : 0);
+      if (quota[s] != UINT32_MAX && std::fabs(entry.value) == taus[s]) {
         if (!left[size_t(s)]) {
-          put_back(layer, from.index[j], from.value[j]);
+          put_back(layer, entry);
           continue;
         }
         --left[size_t(s)];
       }
       ++wanted;
       if (sent < limit) {
-        index->typed_data()[sent] = from.index[j];
-        value->typed_data()[sent++] = from.value[j];
+        index->typed_data()[sent] = entry.index;
+        value->typed_data()[sent++] = entry.value;
       } else {
-        put_back(layer, from.index[j], from.value[j]);
+        put_back(layer, entry);
       }
     }
   }

@@ -26,18 +26,18 @@ struct Found {
 
 // Counts around the open interval (low, high), with what lies inside it.
 struct Census {
-  int64_t below = 0, at_low = 0, at_high = 0, inside = 0;
+  int64_t below = 0, at_low = 0, at_high = 0;
 };
 
 Census scan_scalar(const Layer& layer, int64_t begin, int64_t end, uint32_t low, uint32_t high,
-                   uint32_t* inside) {
+                   std::vector<uint32_t>* inside) {
   Census census;
   for (int64_t i = begin; i < end; ++i) {
     uint32_t bits = magnitude_bits(layer, i);
     census.below += bits < low;
     census.at_low += bits == low;
     census.at_high += bits == high;
-    if (bits > low && bits < high) inside[census.inside++] = bits;
+    if (bits > low && bits < high) inside->push_back(bits);
   }
   return census;
 }
@@ -53,11 +53,11 @@ DCT_AVX2 inline int64_t add_lanes(__m256i counts) {
 
 template <ffi::DataType dtype>
 DCT_AVX2 Census scan_avx2(const Layer& layer, int64_t begin, int64_t end, uint32_t low,
-                          uint32_t high, uint32_t* inside) {
+                          uint32_t high, std::vector<uint32_t>* inside) {
   const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
   const __m256i lows = _mm256_set1_epi32(int32_t(low)), highs = _mm256_set1_epi32(int32_t(high));
   __m256i below = _mm256_setzero_si256(), at_low = below, at_high = below;
-  int64_t count = 0, i = begin;
+  int64_t i = begin;
   alignas(32) uint32_t lanes[8];
   for (; i + 8 <= end; i += 8) {
     __m256i bits = _mm256_and_si256(_mm256_castps_si256(sum8<dtype>(layer, i)), magnitude);
@@ -68,17 +68,17 @@ DCT_AVX2 Census scan_avx2(const Layer& layer, int64_t begin, int64_t end, uint32
     unsigned mask = unsigned(_mm256_movemask_ps(_mm256_castsi256_ps(in)));
     if (mask) {
       _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), bits);
-      for (; mask; mask &= mask - 1) inside[count++] = lanes[__builtin_ctz(mask)];
+      for (; mask; mask &= mask - 1) inside->push_back(lanes[__builtin_ctz(mask)]);
     }
   }
-  Census rest = scan_scalar(layer, i, end, low, high, inside + count);
+  Census rest = scan_scalar(layer, i, end, low, high, inside);
   return {add_lanes(below) + rest.below, add_lanes(at_low) + rest.at_low,
-          add_lanes(at_high) + rest.at_high, count + rest.inside};
+          add_lanes(at_high) + rest.at_high};
 }
 #endif
 
 Census scan(const Layer& layer, int64_t begin, int64_t end, uint32_t low, uint32_t high,
-            uint32_t* inside) {
+            std::vector<uint32_t>* inside) {
 #if defined(__x86_64__)
   if (has_avx2()) {
     return with_dtype(layer, [&]<ffi::DataType dtype>() {
@@ -168,33 +168,33 @@ Bracket sample_bracket(const Layer& layer, int64_t rank) {
 Found select_large(ffi::ThreadPool& pool, const Layer& layer, int64_t rank) {
   const Bracket bracket = sample_bracket(layer, rank);
   const int64_t tasks = ceil_div(layer.size, kChunk);
-  std::unique_ptr<uint32_t[]> inside(new uint32_t[size_t(layer.size)]);
   std::vector<Census> partial(static_cast<size_t>(tasks));
+  std::vector<std::vector<uint32_t>> found(static_cast<size_t>(tasks));
   parallel_for(pool, tasks, [&](int64_t t) {
     int64_t begin = t * kChunk;
     partial[size_t(t)] = scan(layer, begin, std::min(layer.size, begin + kChunk), bracket.low,
-                              bracket.high, inside.get() + begin);
+                              bracket.high, &found[size_t(t)]);
   });
   Census all;
-  for (int64_t t = 0; t < tasks; ++t) {
-    const Census& p = partial[size_t(t)];
-    std::memmove(inside.get() + all.inside, inside.get() + t * kChunk, size_t(p.inside) * 4);
-    all.below += p.below;
-    all.at_low += p.at_low;
-    all.at_high += p.at_high;
-    all.inside += p.inside;
+  std::vector<uint32_t> inside;
+  for (size_t t = 0; t < partial.size(); ++t) {
+    inside.insert(inside.end(), found[t].begin(), found[t].end());
+    all.below += partial[t].below;
+    all.at_low += partial[t].at_low;
+    all.at_high += partial[t].at_high;
   }
+  const int64_t count = int64_t(inside.size());
   int64_t r = rank - all.below, above = layer.size - all.below - all.at_low;
   if (r >= 1 && r <= all.at_low) return {bracket.low, above};
   r -= all.at_low;
-  if (r >= 1 && r <= all.inside && all.inside <= layer.size / 8) {
-    Found found = select_in(inside.get(), all.inside, r);
-    found.greater += above - all.inside;
-    return found;
+  if (r >= 1 && r <= count && count <= layer.size / 8) {
+    Found answer = select_in(inside.data(), count, r);
+    answer.greater += above - count;
+    return answer;
   }
-  r -= all.inside;
+  r -= count;
   if (r >= 1 && r <= all.at_high && bracket.high != bracket.low) {
-    return {bracket.high, above - all.inside - all.at_high};
+    return {bracket.high, above - count - all.at_high};
   }
   return select_radix(pool, layer, rank);
 }
@@ -257,9 +257,8 @@ ffi::Error AllFinite(ffi::ThreadPool pool, ffi::RemainingArgs args,
   parallel_for(pool, int64_t(chunks.size()), [&](int64_t c) {
     const Chunk& chunk = chunks[size_t(c)];
     // Nothing lies above infinity but NaN, so one census answers.
-    Census census;
-    uint32_t none;
-    census = scan(*chunk.layer, chunk.begin, chunk.end, 0x7F800000, 0x7F800000, &none);
+    std::vector<uint32_t> none;
+    Census census = scan(*chunk.layer, chunk.begin, chunk.end, 0x7F800000, 0x7F800000, &none);
     if (census.below != chunk.end - chunk.begin) all.store(0);
   });
   finite->typed_data()[0] = all.load();
