@@ -51,7 +51,7 @@ def make_batches(data, config, mesh, step):
 def make_optimizer(config):
   mean = dct_jax.dense_mean('data') if config.method == 'dense' else dct_jax.dct_dp(
       config.sparsity, config.lifespan, 'data', early_refresh=config.early_refresh,
-      value_codec=config.value_codec)
+      tracking=config.tracking, value_codec=config.value_codec)
   rate = optax.cosine_decay_schedule(config.learning_rate, config.steps)
   return optax.chain(mean, optax.add_decayed_weights(config.weight_decay),
                      optax.sgd(rate, momentum=config.momentum))
@@ -87,4 +87,5 @@ def train_one(config, workdir):
 
 if __name__ == '__main__':
   app.run(experiment.main(
-      train_one, compare=('dense', 'dct'), columns=('train_loss', 'test_loss', 'test_accuracy')))
+      train_one, compare=('dense', 'dct', 'dct_tracked'),
+      columns=('train_loss', 'test_loss', 'test_accuracy')))

@@ -169,7 +169,9 @@ class _Bar:
   """tqdm on process 0."""
 
   def __init__(self, start, steps, progress):
-    self._bar = tqdm.tqdm(initial=start, total=steps, unit='step', file=sys.stderr,
+    # A terminal is refreshed in place; a log file should not get ten lines a second.
+    seconds = 0.1 if sys.stderr.isatty() else 20.0
+    self._bar = tqdm.tqdm(initial=start, total=steps, unit='step', file=sys.stderr, mininterval=seconds,
                           disable=not progress or jax.process_index() != 0)
 
   def update(self, scalars, account):

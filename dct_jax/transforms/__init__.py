@@ -12,6 +12,6 @@ from dct_jax.transforms.placement import (
 )
 
 __all__ = [
-    'AccumulateState', 'CompressedMeanState', 'Stats', 'accumulate', 'compressed_mean', 'dct_dp', 'dense_mean', 'init',
-    'local_value_and_grad', 'make_mesh', 'state_specs', 'vmap_axes',
+    'AccumulateState', 'CompressedMeanState', 'Stats', 'accumulate', 'compressed_mean', 'dct_dp',
+    'dense_mean', 'init', 'local_value_and_grad', 'make_mesh', 'state_specs', 'vmap_axes',
 ]

@@ -6,6 +6,7 @@ import subprocess
 
 import jax.ffi
 import pytest
+
 from wire.fuzz import fuzz
 
 HERE = pathlib.Path(__file__).parent
