@@ -1,13 +1,17 @@
 """A training step of DLRM's MLPs, dense against DCT at 99%: `python benchmarks/step.py`.
 
 Four processes on the loopback interface, batch 128 each. Steps alternate in one run: computation alone,
-dense means, DCT-DP. The last line is JSON.
+dense means, DCT-DP, and PyTorch's DDP when torch is installed. With `--lab` the processes are hosts of a
+network lab, at several rates, and bytes are those that the operating system counted. The last line is JSON.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import os
+import pathlib
 import statistics
 import sys
 import time
@@ -20,7 +24,7 @@ from absl import app, flags
 from timing import table
 
 import dct_jax
-from dct_jax import train
+from dct_jax import netlab, train
 from dct_jax.train.launch import launch
 
 PROCESSES = flags.DEFINE_integer('processes', 4, 'Workers, one process each.')
@@ -31,6 +35,9 @@ SPARSITY = flags.DEFINE_float('sparsity', 0.99, 'Of DCT.')
 LIFESPAN = flags.DEFINE_integer('lifespan', 1000, 'Of DCT.')
 TRACKING = flags.DEFINE_float('tracking', 0.1, 'Of DCT: thresholds follow their counts.')
 VALUES = flags.DEFINE_string('value_codec', 'float16', 'How values travel.')
+LAB = flags.DEFINE_bool('lab', False, 'On shaped networks instead of the loopback interface.')
+RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit', '1gbit'], 'Of the lab.')
+TORCH = flags.DEFINE_bool('torch', True, "Time PyTorch's DDP as well, if torch is installed.")
 WORKER = flags.DEFINE_bool('worker', False, 'Internal: this is one of the processes.')
 train.define_flags()
 
@@ -82,24 +89,84 @@ def contenders():
           'DCT as in the paper': optax.chain(dct(), sgd)}
 
 
-class Contender:
-  """An optimizer with its own parameters, that steps and remembers."""
+def interface_bytes():
+  """What the host's interface has sent so far; None outside a lab."""
+  counter = pathlib.Path('/sys/class/net/eth0/statistics/tx_bytes')
+  return int(counter.read_text()) if LAB.value and counter.exists() else None
 
-  def __init__(self, tx, mesh):
-    self.params, self.state, specs = dct_jax.init(tx, init_params(), mesh)
-    self.step = train.make_step(loss_fn, tx, mesh, specs)
-    self.times, self.encoded, self.sent, self.losses = [], [], [], []
+
+class Contender:
+  """Steps and remembers: times, accounted bytes, and what the interface sent."""
+
+  def __init__(self, step):
+    self.step = step
+    self.times, self.encoded, self.sent, self.losses, self.counted = [], [], [], [], []
 
   def run(self, batch, timed):
-    start = time.perf_counter()
-    self.params, self.state, metrics = self.step(self.params, self.state, batch)
-    metrics = jax.tree.map(float, metrics)  # waits
+    before, start = interface_bytes(), time.perf_counter()
+    metrics = self.step(batch)
     elapsed = time.perf_counter() - start
     self.losses.append(metrics['loss'])
     if timed:
       self.times.append(elapsed)
       self.encoded.append(metrics.get('encoded_bytes', 0))
       self.sent.append(metrics.get('sent_bytes', 0))
+      self.counted.append(interface_bytes() - before if before is not None else 0)
+
+
+def jax_step(tx, mesh):
+  """A training step of an optimizer with its own parameters, as a function of the batch."""
+  params, state, specs = dct_jax.init(tx, init_params(), mesh)
+  step = train.make_step(loss_fn, tx, mesh, specs)
+
+  def run(batch):
+    nonlocal params, state
+    params, state, metrics = step(params, state, batch)
+    return jax.tree.map(float, metrics)  # waits
+
+  return run
+
+
+def torch_step(workers):
+  """The same step with PyTorch's DistributedDataParallel over gloo; None without torch."""
+  try:
+    import torch
+    import torch.distributed as dist
+  except ImportError:
+    return None
+  host, port = os.environ['DCT_JAX_COORDINATOR'].rsplit(':', 1)
+  dist.init_process_group('gloo', init_method=f'tcp://{host}:{int(port) + 1}', world_size=workers,
+                          rank=jax.process_index())
+
+  class Both(torch.nn.Module):
+    def __init__(self):
+      super().__init__()
+      for name, layers in init_params().items():
+        parts = []
+        for layer in layers:
+          linear = torch.nn.Linear(*layer['w'].shape)
+          linear.weight.data = torch.tensor(layer['w'].T.copy())
+          linear.bias.data = torch.tensor(layer['b'])
+          parts += [linear, torch.nn.ReLU()]
+        setattr(self, name, torch.nn.Sequential(*parts[:-1]))
+
+    def forward(self, dense, mixed):
+      return self.top(torch.cat([self.bottom(dense), mixed], dim=1))[:, 0]
+
+  torch.set_num_threads(1)
+  model = torch.nn.parallel.DistributedDataParallel(Both())
+  optimizer = torch.optim.SGD(model.parameters(), 0.01)
+  loss_of = torch.nn.BCEWithLogitsLoss()
+
+  def run(batch):
+    local = {k: torch.tensor(np.asarray(v.addressable_shards[0].data)) for k, v in batch.items()}
+    optimizer.zero_grad()
+    loss = loss_of(model(local['dense'], local['mixed']), local['label'])
+    loss.backward()
+    optimizer.step()
+    return {'loss': float(loss)}
+
+  return run
 
 
 def compute_alone(mesh):
@@ -130,7 +197,10 @@ def worker():
   train.start(**train.flag_values())
   mesh = dct_jax.make_mesh()
   workers = mesh.size
-  group = {name: Contender(tx, mesh) for name, tx in contenders().items()}
+  group = {name: Contender(jax_step(tx, mesh)) for name, tx in contenders().items()}
+  ddp = torch_step(workers) if TORCH.value else None
+  if ddp:
+    group['PyTorch DDP'] = Contender(ddp)
   alone, alone_times = compute_alone(mesh)
   local = slice(jax.process_index() * BATCH.value, (jax.process_index() + 1) * BATCH.value)
   total = WARM_UP.value + ROUNDS.value
@@ -149,25 +219,46 @@ def report(group, alone_times, workers):
   dense_bytes = 4 * sum(x.size for x in jax.tree.leaves(init_params()))
   median = {name: statistics.median(c.times) for name, c in group.items()}
   alone = statistics.median(alone_times)
-  rows = [('', 'ms a step', 'over computation', 'encoded bytes', 'sent bytes', 'last loss')]
-  rows.append(('computation alone', f'{1e3 * alone:.2f}', '1.00', '', '', ''))
+  rows = [('', 'ms a step', 'over computation', 'encoded bytes', 'sent bytes', 'counted bytes', 'last loss')]
+  rows.append(('computation alone', f'{1e3 * alone:.2f}', '1.00', '', '', '', ''))
   for name, c in group.items():
     rows.append((name, f'{1e3 * median[name]:.2f}', f'{median[name] / alone:.2f}',
                  f'{statistics.mean(c.encoded):,.0f}', f'{statistics.mean(c.sent):,.0f}',
+                 f'{statistics.mean(c.counted):,.0f}',
                  f'{statistics.mean(c.losses[-20:]):.4f}'))
   table(f'DLRM MLPs, {dense_bytes // 4:,} parameters, {workers} processes, batch {BATCH.value}', rows)
   encoded = statistics.mean(group['DCT'].encoded)
+  best_dense = min(t for name, t in median.items() if not name.startswith('DCT'))
   print(json.dumps({
-      'step_speedup': round(min(median['dense pmean'], median['dense_mean']) / median['DCT'], 3),
+      'step_speedup': round(best_dense / median['DCT'], 3),
       'bytes_ratio': round(dense_bytes / encoded, 2),
       'sparsity': SPARSITY.value, 'lifespan': LIFESPAN.value, 'tracking': TRACKING.value,
       'value_codec': VALUES.value}), flush=True)
+
+
+def in_the_lab(command):
+  """All rates, one lab; returns what the benchmark prints last."""
+  speedups = {}
+  with netlab.Lab(PROCESSES.value) as lab:
+    for rate in RATES.value:
+      print(f'\n== {PROCESSES.value} hosts, {rate}', flush=True)
+      lab.reshape(rate=rate)
+      lines = io.StringIO()
+      code = lab.run(command, output=lines).code
+      text = [line for line in lines.getvalue().splitlines() if line.startswith('[0]')]
+      print('\n'.join(line[4:] for line in text[-9:]), flush=True)
+      if code:
+        sys.exit(f'a worker failed with {code}:\n{lines.getvalue()[-3000:]}')
+      speedups[f'speedup_{rate}'] = json.loads(text[-1][4:])['step_speedup']
+  print(json.dumps(speedups))
 
 
 def main(argv):
   if WORKER.value:
     return worker()
   command = [sys.executable, *argv[:1], '--worker', *sys.argv[1:]]
+  if LAB.value:
+    return in_the_lab(command)
   sys.exit(launch(command, PROCESSES.value))
 
 

@@ -16,6 +16,7 @@ ALLOWED = {
     'compressors': {'axes', 'contract', 'kernels', 'wire'},
     'collectives': {'axes', 'contract', 'kernels', 'wire'},
     'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives'},
+    'netlab': {'train'},
     'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives', 'transforms'},
 }
 

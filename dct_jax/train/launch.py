@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 TIMED_OUT, INTERRUPTED = 124, 130  # as timeout(1) and shells have them
@@ -26,8 +26,10 @@ SAVING = 30.0  # seconds for saving a checkpoint after Ctrl-C
 
 def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
            timeout: float | None = None, grace: float = 3.0,
-           environment: Mapping[str, str] | None = None, output: TextIO | None = None) -> int:
-  """Runs `argv` in several processes that find each other on the loopback interface.
+           environment: Mapping[str, str] | None = None, output: TextIO | None = None,
+           coordinator: str | None = None,
+           prefix: Callable[[int], Sequence[str]] = lambda i: ()) -> int:
+  """Runs `argv` in several processes of this machine that find each other.
 
   Ctrl-C is passed on once, and leaves them 30 seconds to save a checkpoint.
 
@@ -39,6 +41,9 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
     grace: seconds between asking to end and ending, after a failure.
     environment: added to this process's environment.
     output: where their lines go; standard output unless given.
+    coordinator: host:port at which process 0 will listen; a free port of the loopback interface
+      unless given.
+    prefix: words to put before the command of process i (to run it in a network namespace, ...).
 
   Returns:
     0, or the exit code of the first that failed (128 + n if signal n ended it), 124 after a
@@ -54,13 +59,13 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
     raise ValueError('processes and devices_per_process must be at least 1, got '
                      f'{processes=} and {devices_per_process=}')
   argv[0] = sys.executable if argv[0] == 'python' else argv[0]
-  shared = os.environ | _place(processes, devices_per_process) | dict(environment or {})
+  shared = os.environ | _place(coordinator, processes, devices_per_process) | dict(environment or {})
   children: list[subprocess.Popen] = []
   readers: list[threading.Thread] = []
   ended: queue.Queue[int] = queue.Queue()
   try:
     for i in range(processes):
-      children.append(_start(argv, shared | {'DCT_JAX_PROCESS_ID': str(i)}))
+      children.append(_start([*prefix(i), *argv], shared | {'DCT_JAX_PROCESS_ID': str(i)}))
       readers.append(_follow(i, children[i], ended, output or sys.stdout))
     code = _wait(processes, ended, timeout)
     _end(children, grace)
@@ -75,18 +80,22 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
   return code
 
 
-def _place(processes, devices):
-  """What is the same for all processes. The port is free now; nobody can promise more."""
-  with socket.socket() as probe:
-    probe.bind(('127.0.0.1', 0))
-    port = probe.getsockname()[1]
+def _place(coordinator, processes, devices):
+  """What is the same for all processes."""
   return {
-      'DCT_JAX_COORDINATOR': f'127.0.0.1:{port}',
+      'DCT_JAX_COORDINATOR': coordinator or f'127.0.0.1:{_free_port()}',
       'DCT_JAX_NUM_PROCESSES': str(processes),
       'DCT_JAX_LOCAL_DEVICES': str(devices),
       'PYTHONUNBUFFERED': '1',
       'TQDM_MININTERVAL': os.environ.get('TQDM_MININTERVAL', '10'),
   }
+
+
+def _free_port():
+  """Free now; nobody can promise more."""
+  with socket.socket() as probe:
+    probe.bind(('127.0.0.1', 0))
+    return probe.getsockname()[1]
 
 
 def _start(argv, environment):

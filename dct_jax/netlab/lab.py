@@ -1,0 +1,107 @@
+"""A lab of several hosts on one machine, as a context manager."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TextIO
+
+from dct_jax.netlab import namespaces
+from dct_jax.netlab.namespaces import Counters, Link
+from dct_jax.train.launch import launch
+
+
+class Run(NamedTuple):
+  """What a program in the lab came to."""
+
+  code: int  # as `launch` returns it
+  counters: tuple[Counters, ...] | None  # by host, of this run alone; None on loopback
+
+
+class Lab:
+  """Hosts joined by a bridge, every link shaped both ways with tc.
+
+  Without root or tc it says what is missing and runs the same programs on the loopback interface.
+
+  Args:
+    hosts: how many.
+    rate: of every link in each direction, in tc's words ('100mbit'); None does not shape.
+    delay: one way ('1ms').
+    loss: share of lost packets ('0.1%').
+    burst: bytes that may pass at line speed; half a millisecond's worth, at least 16,000, unless given.
+    quiet: do not say what is missing.
+
+  Examples:
+    with Lab(4, rate='100mbit', delay='1ms') as lab:
+      run = lab.run(['python', 'train.py'])
+      print(run.counters[0].sent_bytes)
+  """
+
+  def __init__(self, hosts: int, *, rate: str | None = None, delay: str | None = None,
+               loss: str | None = None, burst: str | None = None, quiet: bool = False):
+    if hosts < 1 or hosts > 250:
+      raise ValueError(f'hosts must be between 1 and 250, got {hosts=}')
+    if rate is not None:
+      namespaces.bits_per_second(rate)
+    self.hosts = hosts
+    self.link = Link(rate, delay, loss, burst)
+    self._missing = namespaces.missing()
+    if self._missing and not quiet:
+      print(f'no network lab here: {self._missing} is missing; the loopback interface is used instead, '
+            'which is not shaped', file=sys.stderr)
+
+  @property
+  def shaped(self) -> bool:
+    """Whether this is a lab; if not, programs run on the loopback interface."""
+    return self._missing is None
+
+  def __enter__(self) -> Lab:
+    if self.shaped:
+      atexit.register(namespaces.remove)
+      try:
+        namespaces.build(self.hosts, self.link)
+      except BaseException:
+        self.close()
+        raise
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Removes everything; again does nothing."""
+    if self.shaped:
+      namespaces.remove()
+      atexit.unregister(namespaces.remove)
+
+  def reshape(self, **changes) -> None:
+    """Changes rate, delay, loss or burst of all links of a lab in use."""
+    self.link = self.link._replace(**changes)
+    if self.shaped:
+      namespaces.reshape(self.hosts, self.link)
+
+  def counters(self) -> tuple[Counters, ...] | None:
+    """What every host's interface has counted so far."""
+    return tuple(namespaces.counters(i) for i in range(self.hosts)) if self.shaped else None
+
+  def run(self, argv: Sequence[str], *, timeout: float | None = None,
+          environment: Mapping[str, str] | None = None, output: TextIO | None = None) -> Run:
+    """Runs a program on every host; they find each other through `dct_jax.train.start`."""
+    if not self.shaped:
+      return Run(launch(argv, self.hosts, timeout=timeout, environment=environment, output=output), None)
+    before = self.counters()
+    code = launch(
+        argv, self.hosts, timeout=timeout, environment=environment, output=output,
+        coordinator=f'{namespaces.address(0)}:7777',
+        prefix=lambda i: ('ip', 'netns', 'exec', namespaces.host_name(i)))
+    after = self.counters()
+    assert before is not None and after is not None
+    return Run(code, tuple(Counters(*(a - b for a, b in zip(x, y, strict=True)))
+                           for x, y in zip(after, before, strict=True)))
+
+
+def end_on_sigterm() -> None:
+  """Turns SIGTERM into an exception, so that a lab is torn down on the way out."""
+  signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,0 +1,172 @@
+"""Network namespaces joined by a bridge, every link shaped both ways. Linux, root, iproute2.
+
+Nothing outside the lab is touched: the bridge lives in a namespace of its own, and no host of the lab has a
+way out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+from typing import NamedTuple
+
+PREFIX = 'dctlab'
+ETC = pathlib.Path('/etc/netns')  # `ip netns exec` mounts what it finds here over /etc
+NETWORK = '10.77.0'
+
+
+class Link(NamedTuple):
+  """How every link behaves, in each direction; in the words of tc."""
+
+  rate: str | None = None  # '100mbit'; None does not shape
+  delay: str | None = None  # '1ms', one way
+  loss: str | None = None  # '0.1%'
+  burst: str | None = None  # bytes that may go at line speed; small, or small messages look too fast
+
+
+def missing() -> str | None:
+  """What keeps this machine from having a lab, or None."""
+  for tool in ('ip', 'tc'):
+    if shutil.which(tool) is None:
+      return f"the command '{tool}' (Debian's package iproute2)"
+  if os.geteuid() != 0:
+    return 'the rights of root'
+  try:
+    _run('ip', 'netns', 'add', f'{PREFIX}-{os.getpid()}-probe')
+    _run('ip', 'netns', 'delete', f'{PREFIX}-{os.getpid()}-probe')
+  except RuntimeError as error:
+    return f'the right to make network namespaces ({error})'
+  return None
+
+
+def _run(*command: str) -> str:
+  done = subprocess.run(command, capture_output=True, text=True, check=False)
+  if done.returncode:
+    raise RuntimeError(f'{" ".join(command)}: {done.stderr.strip() or done.returncode}')
+  return done.stdout
+
+
+def host_name(index: int) -> str:
+  return f'{PREFIX}-{os.getpid()}-{index}'
+
+
+def address(index: int) -> str:
+  return f'{NETWORK}.{index + 1}'
+
+
+def _switch_name() -> str:
+  return f'{PREFIX}-{os.getpid()}-switch'
+
+
+def build(hosts: int, link: Link) -> None:
+  """Makes the namespaces, the bridge and the links."""
+  remove_abandoned()
+  switch = _switch_name()
+  _run('ip', 'netns', 'add', switch)
+  _run('ip', '-n', switch, 'link', 'add', 'bridge', 'type', 'bridge')
+  _run('ip', '-n', switch, 'link', 'set', 'bridge', 'up')
+  for i in range(hosts):
+    name, port = host_name(i), f'port{i}'
+    _run('ip', 'netns', 'add', name)
+    _write_hosts_file(name, i)
+    _run('ip', '-n', name, 'link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', port, 'netns', switch)
+    _run('ip', '-n', switch, 'link', 'set', port, 'master', 'bridge', 'up')
+    _run('ip', '-n', name, 'address', 'add', f'{address(i)}/24', 'dev', 'eth0')
+    for device in ('lo', 'eth0'):
+      _run('ip', '-n', name, 'link', 'set', device, 'up')
+  reshape(hosts, link)
+
+
+def reshape(hosts: int, link: Link) -> None:
+  """Gives all links another rate, delay or loss."""
+  for i in range(hosts):
+    _shape(host_name(i), 'eth0', link)  # what the host sends
+    _shape(_switch_name(), f'port{i}', link)  # what it receives
+
+
+def _shape(namespace, device, link):
+  tc = ('tc', '-n', namespace, 'qdisc')
+  subprocess.run((*tc, 'delete', 'dev', device, 'root'), capture_output=True, check=False)
+  parent: tuple[str, ...] = ('root',)
+  if link.rate:
+    # The queue holds a second of traffic: the lab shows a slow network, not a lossy one.
+    _run(*tc, 'add', 'dev', device, *parent, 'handle', '1:', 'tbf', 'rate', link.rate, 'burst',
+         link.burst or _burst(link.rate), 'latency', '1s')
+    parent = ('parent', '1:1')
+  if link.delay or link.loss:
+    options = [*(('delay', link.delay) if link.delay else ()), *(('loss', link.loss) if link.loss else ())]
+    try:
+      _run(*tc, 'add', 'dev', device, *parent, 'handle', '10:', 'netem', *options, 'limit', '100000')
+    except RuntimeError as error:
+      if 'unknown' not in str(error):
+        raise
+      raise RuntimeError('this kernel cannot delay or lose packets (module sch_netem is missing); '
+                         f'leave out delay={link.delay!r} and loss={link.loss!r}') from error
+
+
+def bits_per_second(rate: str) -> float:
+  """A rate in tc's words as a number.
+
+  Raises:
+    ValueError: if it is not one.
+  """
+  match = re.fullmatch(r'(\d+(?:\.\d+)?)([kmgt]?)bit', rate.lower())
+  if not match:
+    raise ValueError(f"rate must look like '100mbit' or '1gbit', got {rate=}")
+  return float(match[1]) * {'': 1, 'k': 1e3, 'm': 1e6, 'g': 1e9, 't': 1e12}[match[2]]
+
+
+def _burst(rate):
+  """Half a millisecond at line rate, but no less than ten packets."""
+  return str(max(16_000, int(bits_per_second(rate) / 8 * 0.0005)))
+
+
+def _write_hosts_file(name, index):
+  """Transports bind to what the machine's own name resolves to, so that must be the lab's address."""
+  (ETC / name).mkdir(parents=True, exist_ok=True)
+  (ETC / name / 'hosts').write_text(f'127.0.0.1 localhost\n{address(index)} {socket.gethostname()}\n')
+
+
+class Counters(NamedTuple):
+  """What the operating system counted on a host's interface since it was made."""
+
+  sent_bytes: int
+  received_bytes: int
+  sent_packets: int
+
+
+def counters(index: int) -> Counters:
+  (device,) = json.loads(_run('ip', '-n', host_name(index), '-j', '-s', 'link', 'show', 'eth0'))
+  sent, received = device['stats64']['tx'], device['stats64']['rx']
+  return Counters(sent['bytes'], received['bytes'], sent['packets'])
+
+
+def remove(owner: int | None = None) -> None:
+  """Removes all that a process's labs left; this process's unless another is named."""
+  mine = f'{PREFIX}-{owner or os.getpid()}-'
+  for name in _existing():
+    if name.startswith(mine):
+      for pid in _run('ip', 'netns', 'pids', name).split():
+        try:
+          os.kill(int(pid), 9)
+        except ProcessLookupError:
+          continue
+      subprocess.run(('ip', 'netns', 'delete', name), capture_output=True, check=False)
+      shutil.rmtree(ETC / name, ignore_errors=True)
+
+
+def remove_abandoned() -> None:
+  """Removes labs whose process is gone: even a killed one leaves nothing for long."""
+  for owner in {name.split('-')[1] for name in _existing()}:
+    if owner.isdigit() and not pathlib.Path('/proc', owner).exists():
+      remove(int(owner))
+
+
+def _existing():
+  lines = _run('ip', 'netns', 'list').splitlines()
+  return [line.split()[0] for line in lines if line.startswith(f'{PREFIX}-')]

@@ -1,0 +1,112 @@
+"""The lab itself: rates, counters, teardown, and what happens without root."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dct_jax import netlab
+from dct_jax.netlab import namespaces
+
+needs_lab = pytest.mark.skipif(netlab.missing() is not None, reason=f'no lab here: {netlab.missing()}')
+
+SEND = '''
+import os, socket, sys, time
+me, count = int(os.environ['DCT_JAX_PROCESS_ID']), int(sys.argv[1])
+if me == 0:
+  server = socket.create_server(('10.77.0.1', 5001))
+  peer, _ = server.accept()
+  got = 0
+  while got < count:
+    got += len(peer.recv(1 << 16))
+  peer.sendall(b'x')
+else:
+  for _ in range(100):
+    try:
+      s = socket.create_connection(('10.77.0.1', 5001))
+      break
+    except OSError:
+      time.sleep(0.05)
+  start = time.time()
+  s.sendall(bytes(count))
+  s.recv(1)
+  print(f'took {time.time() - start:.3f}')
+'''
+
+
+def leftovers():
+  return [n for n in namespaces._existing() if f'-{os.getpid()}-' in n]
+
+
+@needs_lab
+def test_links_are_as_slow_as_they_say_and_bytes_are_counted():
+  count = 1_250_000  # a second at 10 Mbit
+  out = io.StringIO()
+  with netlab.Lab(2, rate='10mbit') as lab:
+    run = lab.run([sys.executable, '-c', SEND, str(count)], output=out, timeout=60)
+    assert run.code == 0, out.getvalue()
+    seconds = float(out.getvalue().split('took ')[1].split()[0])
+    assert 0.95 < seconds < 1.5
+    assert count < run.counters[1].sent_bytes < 1.1 * count
+    assert run.counters[0].received_bytes == pytest.approx(run.counters[1].sent_bytes, rel=0.01)
+    lab.reshape(rate='100mbit')
+    out = io.StringIO()
+    lab.run([sys.executable, '-c', SEND, str(count)], output=out, timeout=60)
+    assert float(out.getvalue().split('took ')[1].split()[0]) < 0.4
+  assert not leftovers()
+
+
+@needs_lab
+def test_nothing_is_left_after_an_exception():
+  with pytest.raises(ZeroDivisionError), netlab.Lab(3):
+    assert len(leftovers()) == 4
+    raise ZeroDivisionError
+  assert not leftovers()
+
+
+@needs_lab
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_after_a_signal(number):
+  child = subprocess.Popen([sys.executable, '-m', 'dct_jax.netlab', 'run', '--hosts', '2', '--', 'sleep', '100'],
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  mine = f'{namespaces.PREFIX}-{child.pid}-'
+  while not any(n.startswith(f'{mine}1') for n in namespaces._existing()):
+    time.sleep(0.1)
+    assert child.poll() is None
+  time.sleep(0.5)
+  child.send_signal(number)
+  child.wait(60)
+  assert not [n for n in namespaces._existing() if n.startswith(mine)]
+
+
+@needs_lab
+def test_a_killed_lab_is_removed_by_the_next_one():
+  code = 'import os; from dct_jax import netlab; netlab.Lab(2).__enter__(); os._exit(9)'
+  child = subprocess.run([sys.executable, '-c', code], check=False)
+  assert child.returncode == 9
+  with netlab.Lab(1):
+    owners = {n.split('-')[1] for n in namespaces._existing()}
+    assert str(os.getpid()) in owners
+    assert all(os.path.exists(f'/proc/{o}') for o in owners)
+
+
+def test_without_the_means_it_says_so_and_uses_loopback(monkeypatch, capsys):
+  monkeypatch.setattr(namespaces, 'missing', lambda: "the command 'tc'")
+  out = io.StringIO()
+  with netlab.Lab(2, rate='1mbit') as lab:
+    assert not lab.shaped
+    run = lab.run([sys.executable, '-c', 'print("here")'], output=out)
+  assert run == netlab.Run(0, None)
+  assert out.getvalue().count('here') == 2
+  assert "the command 'tc' is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('arguments', 'words'), [
+    ({'hosts': 0}, 'hosts=0'), ({'hosts': 2, 'rate': 'fast'}, "rate='fast'")])
+def test_bad_arguments(arguments, words):
+  with pytest.raises(ValueError, match=words):
+    netlab.Lab(**arguments)
