@@ -185,13 +185,14 @@ def test_overflow_returns_to_the_residual_and_the_ladder_follows():
   before = np.asarray(state.residual[0])
   updates, state = step((first * 3,), state)  # the threshold is stale: far more passes it
   assert int(state.stats.receipt.moved_bytes) == usual
-  assert int(state.stats.receipt.overflow_bytes) > 0
+  overflow = int(state.stats.receipt.overflow_bytes)
+  assert overflow > 0
   left = np.asarray(state.residual[0])
   np.testing.assert_allclose(
       np.asarray(updates[0]) + left.mean(0), (before + np.asarray(first * 3)).mean(0), atol=1e-5)
   _, state = step((first,), state)
-  assert int(state.stats.receipt.moved_bytes) > usual
-  assert int(state.stats.receipt.overflow_bytes) == 0
+  assert int(state.stats.receipt.moved_bytes) > 10 * usual
+  assert int(state.stats.receipt.overflow_bytes) < overflow / 10
 
 
 def test_everything_selected_ends_in_the_dense_exchange():
@@ -225,3 +226,13 @@ def test_rung_comes_down_again():
   assert moved[0] > 4 * n  # dense
   assert moved[1] < n
   assert functools.reduce(lambda a, b: a and b, (m < n for m in moved[1:]))
+
+
+@pytest.mark.parametrize('name', [n for n, c in laws.PAIRS if c == 'all_gather'])
+def test_sums_beyond_float32_stay_finite(name, native):
+  """Finite gradients may add up to infinity; a residual never holds one."""
+  tx = transform(name, 'all_gather', axis_name=None, value_codec='float16')
+  state, update = tx.init((jnp.zeros(300),)), jax.jit(tx.update)
+  for _ in range(3):
+    _, state = update((jnp.full(300, 3e38).at[::2].multiply(-1),), state)
+    assert np.isfinite(np.asarray(state.residual[0])).all()

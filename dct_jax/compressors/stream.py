@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from dct_jax import kernels
 from dct_jax.contract import Compressor, Layers, Packed, Room, Size, Unpacked
 from dct_jax.kernels import values
+from dct_jax.kernels.select_twin import add_residual
 from dct_jax.wire import header
 from dct_jax.wire import layout as layouts
 from dct_jax.wire import size as sizes
@@ -81,16 +82,14 @@ class StreamFormat:
     """Words of the dense section, and what it leaves in the residual."""
     if not dense:
       return jnp.zeros(0, jnp.uint32), ()
-    exact = [x.astype(jnp.float32) for x in dense]
-    if residual is not None:
-      exact = [x + e for x, e in zip(exact, residual, strict=True)]
-    flat = jnp.concatenate([x.reshape(-1) for x in exact])
+    exact = add_residual(dense, residual)
+    flat = jnp.concatenate(exact)
     if residual is None:
       return values.to_words(flat, self.value_codec), None
     left = []
     for x, e in zip(exact, residual, strict=True):
       sent = jnp.where(empty, 0, values.round_trip(x, self.value_codec))
-      left.append(jnp.where(live == 0, e, x - sent))
+      left.append(jnp.where(live == 0, e, (x - sent).reshape(e.shape)))
     return values.to_words(flat, self.value_codec), tuple(left)
 
   def decompress(self, messages: jax.Array, layers: Layers, state=None) -> Unpacked:
@@ -155,9 +154,7 @@ def pack(layers, residual, tau, ties, quota: Quota, value_codec: str, segment: i
 
 def as_units(layers, residual, unit: int):
   """layers + residual as float32[units, unit], the last unit of each layer padded with zeros."""
-  sums = [x.astype(jnp.float32).reshape(-1) for x in layers]
-  if residual is not None:
-    sums = [x + e.reshape(-1) for x, e in zip(sums, residual, strict=True)]
+  sums = add_residual(layers, residual)
   return jnp.concatenate([jnp.pad(x, (0, -x.size % unit)).reshape(-1, unit) for x in sums])
 
 

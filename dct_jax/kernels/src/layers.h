@@ -84,6 +84,10 @@ struct Layer {
   int64_t segment;        // index of its first segment (threshold) among all layers
 };
 
+// gradient + residual. Two finite numbers may add up to infinity, which no residual could get rid of again: the
+// largest finite number is as good.
+inline float finite_sum(float g, float e) { return std::min(std::max(g + e, -FLT_MAX), FLT_MAX); }
+
 inline float load1(const Layer& layer, int64_t i) {
   float g;
   if (layer.dtype == ffi::DataType::F32) {
@@ -93,7 +97,7 @@ inline float load1(const Layer& layer, int64_t i) {
   } else {
     g = half_to_float(static_cast<const uint16_t*>(layer.gradient)[i]);
   }
-  return layer.residual ? g + layer.residual[i] : g + 0.0f;
+  return layer.residual ? finite_sum(g, layer.residual[i]) : g + 0.0f;
 }
 
 #if defined(__x86_64__)
@@ -109,12 +113,14 @@ DCT_AVX2 inline __m256 load8(const void* gradient, int64_t i) {
   }
 }
 
-// gradient + residual, eight at a time.
+// The same, eight at a time.
 template <ffi::DataType dtype>
 DCT_AVX2 inline __m256 sum8(const Layer& layer, int64_t i) {
   __m256 g = load8<dtype>(layer.gradient, i);
-  __m256 e = layer.residual ? _mm256_loadu_ps(layer.residual + i) : _mm256_setzero_ps();
-  return _mm256_add_ps(g, e);
+  if (!layer.residual) return _mm256_add_ps(g, _mm256_setzero_ps());
+  const __m256 most = _mm256_set1_ps(FLT_MAX), least = _mm256_set1_ps(-FLT_MAX);
+  __m256 sum = _mm256_add_ps(g, _mm256_loadu_ps(layer.residual + i));
+  return _mm256_min_ps(_mm256_max_ps(sum, least), most);
 }
 #endif
 
