@@ -53,6 +53,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 Layers = tuple[jax.Array, ...]
 
@@ -162,6 +163,11 @@ class Collective(NamedTuple):
   room: Callable[[Any, Size, int], Room]
   reduce: Callable[..., Reduced]
   check: Callable[[Compressor], None]
+
+
+def as_bytes(count: int) -> jax.Array:
+  """A number of bytes for a receipt; four gigabytes and more read as 2^32 - 1."""
+  return jnp.uint32(min(count, 2**32 - 1))
 
 
 def whole_room(compressor: Compressor, layers: Layers) -> Room:

@@ -10,7 +10,7 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.collectives import ladder
-from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked
+from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked, as_bytes
 from dct_jax.wire import header
 
 
@@ -20,7 +20,7 @@ class AllGatherState(NamedTuple):
   wanted: jax.Array  # uint32: words of the longest message wanted in the last step
 
 
-def all_gather(rungs: int = 14, dense_fallback: bool = True) -> Collective:
+def all_gather(rungs: int = 16, dense_fallback: bool = True) -> Collective:
   """One all-gather a step, of as many words as the last step's messages wanted.
 
   All workers know all headers of the last step, so that choosing a capacity costs no round trip. What
@@ -89,8 +89,7 @@ def _sparse(words, compressor, layers, message, old_state, axis_name):
     gathered = part[None] if axis_name is None else axes.gather(part, axis_name)
     head = header.read_headers(gathered)
     unpacked = compressor.decompress(gathered, layers, old_state)
-    return _Exchanged(unpacked, head, head.length, jnp.uint32(4 * words),
-                      jnp.uint32(4 * words * (workers - 1)))
+    return _Exchanged(unpacked, head, head.length, as_bytes(4 * words), as_bytes(4 * words * (workers - 1)))
 
   return exchange
 
@@ -104,28 +103,35 @@ def _dense(layers, packed, room, axis_name):
     pending = packed.residual
     if pending is None:
       pending = tuple(jnp.where(room.live != 0, x, 0).astype(jnp.float32) for x in layers)
-    sums = tuple(lax.psum(x, axis_name) for x in pending)
+    sums = axes.sum_together(pending, axis_name)
     words = jnp.full(workers, total + header.WORDS, jnp.uint32)
     sent = (8 * total // workers + 4 * header.WORDS) * (workers - 1)
     unpacked = Unpacked(sums, jnp.ones(workers, jnp.uint32), jnp.full(workers, total, jnp.uint32))
     return _Exchanged(unpacked, head._replace(length=head.wanted), words,
-                      jnp.uint32(4 * (total + header.WORDS)), jnp.uint32(sent))
+                      as_bytes(4 * (total + header.WORDS)), as_bytes(sent))
 
   return exchange
 
 
+def _mean(words):
+  """Rounded up, without a sum that could overflow."""
+  workers = words.size
+  rest = jnp.sum(words % workers, dtype=jnp.uint32)
+  return jnp.sum(words // workers, dtype=jnp.uint32) + (rest + workers - 1) // workers
+
+
 def _reduced(exchanged, is_dense, state, layers) -> Reduced:
   unpacked, head, encoded, moved, sent = exchanged
-  workers, total = encoded.size, sum(x.size for x in layers)
+  total = sum(x.size for x in layers)
   nonfinite = jnp.sum(head.nonfinite, dtype=jnp.uint32)
   missing = jnp.where(head.wanted > head.length, head.wanted - head.length, 0)
   receipt = Receipt(
-      encoded_bytes=4 * ((jnp.sum(encoded, dtype=jnp.uint32) + workers - 1) // workers),
+      encoded_bytes=4 * _mean(encoded),
       moved_bytes=moved,
       sent_bytes=sent,
-      overflow_bytes=4 * (jnp.sum(missing, dtype=jnp.uint32) // workers),
-      density=jnp.sum(unpacked.entries).astype(jnp.float32) / (workers * total))
+      overflow_bytes=4 * _mean(missing),
+      density=jnp.mean(unpacked.entries.astype(jnp.float32)) / float(total))
   # A worker without a gradient wanted nothing; that says nothing about the next step.
-  wanted = jnp.where(nonfinite > 0, state.wanted, jnp.max(head.wanted))
+  wanted = jnp.where(nonfinite > 0, state.wanted, jnp.max(head.wanted * unpacked.intact))
   corrupt = jnp.sum(1 - unpacked.intact, dtype=jnp.uint32)
   return Reduced(unpacked.layers, nonfinite, corrupt, is_dense, receipt, AllGatherState(wanted))

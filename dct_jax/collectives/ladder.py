@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from dct_jax.contract import Size
 
-BELOW = (0.25, 0.5, 0.75)  # rungs under the nominal size, for stale thresholds that send little
-STEEPEST, FLATTEST = 2.0, 1.25
+STEEPEST, FLATTEST = 2.2, 1.25  # ratios of neighbouring rungs
 
 
 def _generous(words):
@@ -28,12 +27,15 @@ def rungs(size: Size, workers: int, count: int, dense_fallback: bool) -> tuple[i
   if count == 1:
     return (top,) if top >= size.smallest else ()
   nominal = _generous(max(size.smallest, size.nominal)) + 1
-  steps = [nominal * f for f in BELOW] + [nominal]
-  above = max(1, count - len(steps) - 1)
-  ratio = min(max((top / nominal) ** (1 / above), FLATTEST), STEEPEST)
-  steps += [nominal * ratio**i for i in range(1, above)] + [top]
-  fitting = {min(int(s), top) for s in steps if int(s) >= size.smallest}
-  return tuple(sorted(s for s in fitting if s >= size.smallest))
+  below = count * 3 // 8  # a schedule may start with messages far larger than later ones
+  above = max(1, count - 2 - below)
+  down, up = _ratio(nominal / size.smallest, below), _ratio(top / nominal, above)
+  steps = [nominal / down**i for i in range(below + 1)] + [nominal * up**i for i in range(1, above)] + [top]
+  return tuple(sorted({min(int(s), top) for s in steps if size.smallest <= min(int(s), top)}))
+
+
+def _ratio(span, steps):
+  return min(max(max(span, 1.0) ** (1 / max(steps, 1)), FLATTEST), STEEPEST)
 
 
 def choose(ladder: tuple[int, ...], wanted: jax.Array, dense_fallback: bool) -> jax.Array:

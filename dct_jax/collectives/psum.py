@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dct_jax import axes
-from dct_jax.contract import Collective, Receipt, Reduced, Room
+from dct_jax.contract import Collective, Receipt, Reduced, Room, as_bytes
 
 
 def psum() -> Collective:
@@ -32,10 +32,10 @@ def psum() -> Collective:
     moved = 4 * packed.message.size
     total = sum(x.size for x in layers)
     receipt = Receipt(
-        encoded_bytes=jnp.uint32(moved), moved_bytes=jnp.uint32(moved),
-        sent_bytes=jnp.uint32(2 * moved * (workers - 1) // workers),
+        encoded_bytes=as_bytes(moved), moved_bytes=as_bytes(moved),
+        sent_bytes=as_bytes(2 * moved * (workers - 1) // workers),
         overflow_bytes=jnp.uint32(0),
-        density=unpacked.entries[0].astype(jnp.float32) / total)
+        density=unpacked.entries[0].astype(jnp.float32) / float(total))
     return Reduced(unpacked.layers, counts[0], jnp.uint32(0), jnp.asarray(False), receipt, state)
 
   def check(compressor):

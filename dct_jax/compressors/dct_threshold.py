@@ -84,12 +84,14 @@ def dct_threshold(
   form = stream.StreamFormat(index_codec, value_codec, dense_below)
 
   def init(layers):
-    return DctThresholdState(jnp.zeros((), jnp.int32), jnp.zeros(len(layers), jnp.float32))
+    return DctThresholdState(jnp.zeros((), jnp.int32), jnp.zeros(max(1, len(layers)), jnp.float32))
 
   def is_due(state):
     due = state.step % lifespan == 0
     if early_refresh:
-      due |= lax.population_count(state.step) == 1
+      due |= (lax.population_count(state.step) == 1) & (state.step < lifespan)
+    if tracking:  # nothing multiplies its way out of zero
+      due |= (state.tau == 0).any()
     return due | (state.tau[0] == _RETRY)
 
   def compress(layers, residual, state, quota):

@@ -30,8 +30,9 @@ def random_k(
 ) -> Compressor:
   """Keeps a random share of each layer: one entry of each of k equal stretches.
 
-  Every entry has the same chance, and exactly `k = max(1, floor(keep * size))` travel. Drawing from stretches
-  rather than from the whole layer costs k random numbers instead of a permutation.
+  Entries have the same chance (to within the rounding of a stretch to whole entries), and exactly
+  `k = max(1, floor(keep * size))` travel. Drawing from stretches rather than from the whole layer costs k
+  random numbers instead of a permutation.
 
   Args:
     keep: in (0, 1].

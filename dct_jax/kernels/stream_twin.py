@@ -86,7 +86,8 @@ def index_bound(count, universe, wish):
   count = u32(count)
   bs, real = rice_candidates(count, universe)
   sizes = (count, ceil_div(count + universe // 65535, 2), ceil_div(universe, 32))
-  return cheapest(sizes, rice_words(count, u32(universe) >> bs, bs), bs, real, wish).words
+  words = cheapest(sizes, rice_words(count, u32(universe) >> bs, bs), bs, real, wish).words
+  return words if wish == 'bitmap' else jnp.where(count == 0, 0, words)
 
 
 def _set_bits(words, position, valid):

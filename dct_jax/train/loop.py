@@ -59,7 +59,8 @@ def run(
     step: from `make_step`; takes over the memory of `params` and `opt_state`.
     params: from `dct_jax.init` or `Checkpoints.restore`.
     opt_state: likewise.
-    batches: placed batches (`shard_batch`), beginning with that of step `start`.
+    batches: placed batches (`shard_batch`), beginning with that of step `start`; as many on every
+      process, or those that still have some wait for the others for ever.
     steps: number of the last step.
     start: steps that were taken before.
     log_every: steps between two lines of the log. A line has the metrics of its step, the bytes of
@@ -72,7 +73,8 @@ def run(
     checkpoint_every: steps between checkpoints; None saves at the end only.
     evaluate: params -> dict of scalars, logged as `eval/name`.
     evaluate_every: steps between evaluations; None evaluates at the end only.
-    stop_on_nan: whether a loss that is NaN is an error.
+    stop_on_nan: whether a loss that is NaN is an error, unless its gradient was caught and skipped
+      (`nonfinite='skip'` of a compressed mean); the tenth such step in a row is one, too.
 
   Returns:
     A `TrainResult`. It ends early, with a warning, if there are not enough batches.
@@ -92,6 +94,7 @@ def run(
   replicas.check_replicas((params, opt_state))
   account = _Account(params, checkpoints.totals(start) if checkpoints and start else {})
   source, at, history = iter(batches), start, []
+  patience = _Patience()
   with _Bar(start, steps, progress) as bar, _interrupts() as interrupted:
     batch = next(source, None) if start < steps else None
     while at < steps and batch is not None:
@@ -100,8 +103,8 @@ def run(
       batch = next(source, None) if at < steps else None
       scalars = account.add(jax.device_get(scalars))
       bar.update(scalars, account)
-      if stop_on_nan and math.isnan(scalars['loss']):
-        raise FloatingPointError(f'the loss is NaN in step {at}')
+      if stop_on_nan:
+        patience.check(at, scalars)
       last = at == steps or batch is None
       due = lambda every: last or (every is not None and at % every == 0)
       extra = {}
@@ -119,6 +122,22 @@ def run(
   if at < steps:
     logging.warning('batches ended after step %d of %d', at, steps)
   return TrainResult(params, opt_state, at, history)
+
+
+class _Patience:
+  """With NaN losses: none, but for steps that a compressed mean has caught and skipped; ten of those."""
+
+  MOST = 10
+
+  def __init__(self):
+    self._caught, self._row = 0, 0
+
+  def check(self, step, scalars):
+    caught = scalars.get('nonfinite', 0)
+    skipped, self._caught = caught > self._caught, caught
+    self._row = self._row + 1 if math.isnan(scalars['loss']) else 0
+    if self._row and (not skipped or self._row >= self.MOST):
+      raise FloatingPointError(f'the loss is NaN in step {step}')
 
 
 class _Account:

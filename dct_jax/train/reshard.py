@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
-from dct_jax.transforms import CompressedMeanState
+from dct_jax.transforms import AccumulateState, CompressedMeanState
 
-SUM, COPY, RANK = 'sum', 'copy', 'rank'
+SUM, COPY, RANK, MEAN = 'sum', 'copy', 'rank', 'mean'
 _BY_FIELD = {'compressor': COPY, 'worker': RANK}  # of a CompressedMeanState
 CONSERVE = ('sum', 'mean')
 
@@ -19,14 +20,19 @@ def rules(opt_state: Any) -> list[str]:
 
   Thresholds and other state of compressors are copied; residuals, and everything else that a worker
   has of its own, are amounts that are still to be added somewhere, so that their sum matters.
-  Integers are never amounts here (counters, random keys).
+  Integers are never amounts here (counters, random keys). Accumulated local gradients are means, to
+  which the next ones are averaged in: their mean over workers matters.
   """
-  is_one = lambda x: isinstance(x, CompressedMeanState)
+  special = (CompressedMeanState, AccumulateState, optax.MultiStepsState)
   out = []
-  for node in jax.tree.leaves(opt_state, is_leaf=is_one):
-    if is_one(node):
+  for node in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, special)):
+    if isinstance(node, CompressedMeanState):
       for name, part in node._asdict().items():
         out += [_BY_FIELD.get(name) or _by_type(x) for x in jax.tree.leaves(part)]
+    elif isinstance(node, special):
+      for name, part in node._asdict().items():
+        mean = name in ('pending', 'acc_grads')
+        out += [MEAN] * len(jax.tree.leaves(part)) if mean else rules(part)
     else:
       out.append(_by_type(node))
   return out
@@ -49,7 +55,7 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
     old: number of workers that made it.
     new: number of workers now.
     worker: j.
-    rule: `SUM`, `COPY`, or `RANK`: the worker's own number.
+    rule: `SUM`, `COPY`, `MEAN` (as a sum with conserve='mean'), or `RANK`: the worker's own number.
     conserve: what a sum keeps: 'sum', or 'mean', which scales by new / old so that the mean over
       workers, which is what an update applies, stays.
   """
@@ -59,7 +65,7 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
   if rule == RANK:
     return np.full_like(parts[0], worker)
   mine = parts[worker::new]
-  scale = new / old if conserve == 'mean' else 1.0
+  scale = new / old if conserve == 'mean' or rule == MEAN else 1.0
   if len(mine) == 1 and scale == 1:
     return mine[0]  # as it is, NaN payloads and negative zeros included
   return (np.sum(mine, axis=0, dtype=np.float64) * scale).astype(array.dtype)

@@ -10,6 +10,19 @@ import optax
 from jax import lax
 
 from dct_jax import axes
+from dct_jax.transforms.compressed_mean import CompressedMeanState
+
+
+def _without_receipts(state):
+  """Nothing was exchanged in this step, so nothing may be accounted for it."""
+
+  def clear(node):
+    if not isinstance(node, CompressedMeanState):
+      return node
+    receipt = jax.tree.map(jnp.zeros_like, node.stats.receipt)
+    return node._replace(stats=node.stats._replace(receipt=receipt))
+
+  return jax.tree.map(clear, state, is_leaf=lambda n: isinstance(n, CompressedMeanState))
 
 
 class AccumulateState(NamedTuple):
@@ -66,7 +79,8 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
       return out, axes.vary_as(jax.tree.map(jnp.zeros_like, pending), pending), inner
 
     def wait(pending, inner):
-      return jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), updates), pending, inner
+      nothing = jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), updates)
+      return nothing, pending, _without_receipts(inner)
 
     last = state.mini_step == every - 1
     out, pending, inner = lax.cond(last, exchange, wait, pending, state.inner)

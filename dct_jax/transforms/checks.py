@@ -35,9 +35,16 @@ def merge_layers(tree, mask, compressed, exact):
   """The inverse of `split_layers`, in the shapes and types of `tree`."""
   leaves, structure, flags = _mask_leaves(tree, mask)
   a, b = iter(compressed), iter(exact)
-  out = [(next(a) if f else next(b)).reshape(jnp.shape(x)).astype(x.dtype)
-         for x, f in zip(leaves, flags, strict=True)]
+  out = [_cast(next(a) if f else next(b), x) for x, f in zip(leaves, flags, strict=True)]
   return jax.tree.unflatten(structure, out)
+
+
+def _cast(mean, like):
+  """In the type of the gradient. What has piled up in a residual may exceed a narrow one: its largest then."""
+  if like.dtype != mean.dtype:
+    most = float(jnp.finfo(like.dtype).max)
+    mean = jnp.clip(mean, -most, most)  # NaN stays NaN
+  return mean.reshape(jnp.shape(like)).astype(like.dtype)
 
 
 def check_layers(layers, what):

@@ -13,7 +13,7 @@ from jax import lax
 from dct_jax import axes, kernels
 from dct_jax.collectives import all_gather
 from dct_jax.compressors import drain, empty_residual
-from dct_jax.contract import CLEAR, KEEP, TAKE_BACK, Collective, Compressor, Receipt
+from dct_jax.contract import CLEAR, KEEP, TAKE_BACK, Collective, Compressor, Receipt, as_bytes
 from dct_jax.transforms import checks
 
 POLICIES = ('skip', 'raise', 'pass')
@@ -60,10 +60,11 @@ def compressed_mean(
     mask: a tree of booleans like the parameters, or a function that makes it from them; what it
       leaves out is averaged exactly, by a plain psum.
     nonfinite: what to do in a step in which a worker's gradient has a NaN or an infinity.
-      `'skip'`: all workers' updates are zero; the bad gradient is dropped, the others stay in
-      their residuals. `'raise'`: the same, and the program stops with a FloatingPointError.
-      `'pass'`: the updates are NaN everywhere, as they would be without compression. In no case
-      does the residual take it in; it is counted in `Stats.nonfinite`.
+      `'skip'`: all workers' updates are zero; the bad gradient is dropped, the others stay in their
+      residuals (but for what a mask leaves out: it has none, and is dropped). `'raise'`: the same, and
+      the program stops with a FloatingPointError. `'pass'`: the updates are NaN everywhere, as they
+      would be without compression. In no case does the residual take it in; it is counted in
+      `Stats.nonfinite`.
     seed: of the random numbers that drain residuals.
 
   Returns:
@@ -149,17 +150,19 @@ def _drain(residual, period, step, worker, seed, axis_name):
 
 def _exact_mean(layers, live, axis_name):
   """What the mask leaves out: a plain mean, in float32."""
-  exact = [jnp.where(live != 0, x, 0).astype(jnp.float32) for x in layers]
-  return exact if axis_name is None else [lax.pmean(x, axis_name) for x in exact]
+  exact = tuple(jnp.where(live != 0, x, 0).astype(jnp.float32) for x in layers)
+  if axis_name is None or not exact:
+    return exact
+  return [x / axes.axis_size(axis_name) for x in axes.sum_together(exact, axis_name)]
 
 
 def _with_exact(receipt: Receipt, layers, exact, workers):
   """Adds what the mask left out to the accounts: it travels too."""
   extra, size = sum(x.size for x in exact), sum(x.size for x in layers)
   return receipt._replace(
-      encoded_bytes=receipt.encoded_bytes + 4 * extra,
-      moved_bytes=receipt.moved_bytes + 4 * extra,
-      sent_bytes=receipt.sent_bytes + 8 * extra * (workers - 1) // workers,
+      encoded_bytes=receipt.encoded_bytes + as_bytes(4 * extra),
+      moved_bytes=receipt.moved_bytes + as_bytes(4 * extra),
+      sent_bytes=receipt.sent_bytes + as_bytes(8 * extra * (workers - 1) // workers),
       density=(receipt.density * size + extra) / (size + extra))
 
 
@@ -168,14 +171,19 @@ def _unless(bad, mean, policy):
 
 
 def _maybe_raise(reduced, policy):
-  """Every worker knows the same numbers here, so that all of them stop, and none waits for another."""
+  """Stops the program where a policy says so.
 
-  def stop(nonfinite, corrupt):
+  All workers read the same headers, so that all of them stop and none waits for another. A message that was
+  damaged on its way to one receiver only is the exception: that one stops, the others time out.
+  """
+
+  def stop(nonfinite, corrupt):  # looks again: under vmap both branches of a cond run
     if corrupt:
       raise RuntimeError(f'{int(corrupt)} messages failed their checksum: memory or network errors, '
                          'or workers that run different versions or configurations')
-    raise FloatingPointError(
-        f'{int(nonfinite)} workers have a gradient with NaN or infinity (nonfinite={policy!r})')
+    if nonfinite and policy == 'raise':
+      raise FloatingPointError(
+          f'{int(nonfinite)} workers have a gradient with NaN or infinity (nonfinite={policy!r})')
 
   fatal = reduced.corrupt > 0
   if policy == 'raise':

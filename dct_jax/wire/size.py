@@ -22,9 +22,11 @@ def check_codecs(index_codec: str, value_codec: str) -> None:
 
 def index_bound(count: int, universe: int, codec: str) -> int:
   """Words that any `count` indices fit into; for planning, in plain Python."""
+  if not count and codec != 'bitmap':
+    return 0
   ratio = max(1, universe // max(count, 1))
   b0 = ratio.bit_length() - 1
-  tried = range(max(0, b0 - 2), b0 + 2) if count else (0,)
+  tried = range(max(0, b0 - 2), b0 + 2)
   words = {
       'int32': count,
       'gap16': -(-(count + universe // 65535) // 2),

@@ -71,8 +71,8 @@ def test_nothing_is_left_after_an_exception():
 @needs_lab
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_after_a_signal(number):
-  child = subprocess.Popen([sys.executable, '-m', 'dct_jax.netlab', 'run', '--hosts', '2', '--', 'sleep', '100'],
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  command = [sys.executable, '-m', 'dct_jax.netlab', 'run', '--hosts', '2', '--', 'sleep', '100']
+  child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
   mine = f'{namespaces.PREFIX}-{child.pid}-'
   while not any(n.startswith(f'{mine}1') for n in namespaces._existing()):
     time.sleep(0.1)

@@ -198,6 +198,8 @@ def index_section_words(indices, universe, codec):
 
 def index_bound_words(count, universe, codec):
   """The words that any `count` indices below `universe` surely fit into."""
+  if count == 0 and codec != 'bitmap':
+    return 0
   if codec == 'auto':
     return min(index_bound_words(count, universe, each) for each in INDEX_CODECS)
   if codec == 'int32':

@@ -75,6 +75,7 @@ inline IndexChoice choose_codec(const uint32_t* index, int64_t count, int64_t un
 
 // Words that any `count` indices fit into.
 inline int64_t index_bound(int64_t count, int64_t universe, uint32_t wish) {
+  if (!count && wish != kBitmap) return 0;
   RiceRange range(count, universe);
   IndexChoice best{kNone, 0, INT64_MAX};
   better(&best, wish, kInt32, 0, count);
