@@ -28,6 +28,25 @@ def test_there_are_examples():
   assert count > 20
 
 
+def test_the_compressor_that_contributing_adds():
+  """The example in CONTRIBUTING.md works as printed, and keeps the first law."""
+  import textwrap
+
+  import jax.numpy as jnp
+
+  from dct_jax.compressors import stream
+  from dct_jax.contract import Compressor
+  block = re.search(r'```python\n(.*?)```', (ROOT / 'CONTRIBUTING.md').read_text(), re.S).group(1)
+  names = {'stream': stream, 'jnp': jnp, 'Compressor': Compressor}
+  exec(textwrap.dedent('     ' + block.lstrip()), names)
+  compressor = names['positive_part'](dense_below=0)
+  layers, zero = (jnp.array([1.0, -2.0, 3.0, 0.0]),), (jnp.zeros(4),)
+  packed = compressor.compress(layers, zero, compressor.init(layers), dct_jax.whole_room(compressor, layers))
+  sent = compressor.decompress(packed.message[None], layers, None).layers[0]
+  assert sent.tolist() == [1.0, 0.0, 3.0, 0.0]
+  assert (sent + packed.residual[0]).tolist() == layers[0].tolist()
+
+
 def test_readme_program():
   """The first Python block of the README is a whole program."""
   block = re.search(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S).group(1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import types
 import warnings
 from collections.abc import Sequence
 
@@ -13,8 +15,9 @@ from dct_jax import axes
 
 INTERFACE = 1  # raised, here and in module.cc, when a kernel's arguments change
 
+_native: types.ModuleType | None
 try:
-  from dct_jax.kernels import _native  # type: ignore[attr-defined]
+  _native = importlib.import_module('dct_jax.kernels._native')
   if _native.INTERFACE != INTERFACE:
     raise ImportError(f'they were built for interface {_native.INTERFACE}, not {INTERFACE}: rebuild them')
 except ImportError as error:
@@ -28,7 +31,7 @@ except ImportError as error:
 
 AVAILABLE = _native is not None
 
-if AVAILABLE:
+if _native is not None:
   for _name, _handler in _native.handlers().items():
     jax.ffi.register_ffi_target(f'dct_jax_{_name}', _handler, platform='cpu')
 
