@@ -164,7 +164,7 @@ def torch_step(workers):
     loss = loss_of(model(local['dense'], local['mixed']), local['label'])
     loss.backward()
     optimizer.step()
-    return {'loss': float(loss)}
+    return {'loss': loss.item()}
 
   return run
 
