@@ -53,7 +53,7 @@ def test_nan_stops_with_the_step(caught, stops):
 
   def step(params, state, batch):
     bad = max(0, batch - 1) if caught else 0
-    return params, state, {'loss': np.float32('nan') if batch >= 2 else np.float32(1), 'nonfinite': bad}
+    return params, state, {'loss': np.float32('nan') if batch >= 2 else np.float32(1), 'nonfinite': np.uint32(bad)}
 
   go = lambda **kw: train.run(step, {}, (), range(20), steps=20, progress=False, **kw)
   with pytest.raises(FloatingPointError, match=stops):
