@@ -52,8 +52,8 @@ def test_nan_stops_with_the_step(caught, stops):
   """At once when nobody caught it; after ten in a row when a compressed mean did."""
 
   def step(params, state, batch):
-    bad = max(0, batch - 1) if caught else 0
-    return params, state, {'loss': np.float32('nan') if batch >= 2 else np.float32(1), 'nonfinite': np.uint32(bad)}
+    loss = np.float32('nan' if batch >= 2 else 1)
+    return params, state, {'loss': loss, 'nonfinite': np.uint32(max(0, batch - 1) if caught else 0)}
 
   go = lambda **kw: train.run(step, {}, (), range(20), steps=20, progress=False, **kw)
   with pytest.raises(FloatingPointError, match=stops):
