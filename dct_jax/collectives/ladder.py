@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from dct_jax.contract import Size
 
 STEEPEST, FLATTEST = 2.2, 1.25  # ratios of neighbouring rungs
+NEAR = (1.125, 1.3, 1.6)  # times the nominal size: where most steps are, rungs lie close together
 
 
 def _generous(words):
@@ -28,9 +29,10 @@ def rungs(size: Size, workers: int, count: int, dense_fallback: bool) -> tuple[i
     return (top,) if top >= size.smallest else ()
   nominal = _generous(max(size.smallest, size.nominal)) + 1
   below = count * 3 // 8  # a schedule may start with messages far larger than later ones
-  above = max(1, count - 2 - below)
-  down, up = _ratio(nominal / size.smallest, below), _ratio(top / nominal, above)
-  steps = [nominal / down**i for i in range(below + 1)] + [nominal * up**i for i in range(1, above)] + [top]
+  near = [nominal * f for f in NEAR[:max(0, count - 2 - below)]]
+  far, above = max(near, default=nominal), max(1, count - 2 - below - len(near))
+  down, up = _ratio(nominal / size.smallest, below), _ratio(top / far, above)
+  steps = [nominal / down**i for i in range(below + 1)] + near + [far * up**i for i in range(1, above)] + [top]
   return tuple(sorted({min(int(s), top) for s in steps if size.smallest <= min(int(s), top)}))
 
 
