@@ -40,4 +40,4 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/step.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info dct_jax/kernels/*.so runs .jax_cache
+	rm -rf $(VENV) build *.egg-info dct_jax/kernels/*.so .jax_cache

@@ -26,6 +26,7 @@ from dct_jax.transforms import (
     init,
     local_value_and_grad,
     make_mesh,
+    simulate,
     state_specs,
     vmap_axes,
 )
@@ -35,5 +36,5 @@ __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'accumulate', 'all_gather', 'block_top_k',
     'bucket_top_k', 'cast', 'compressed_mean', 'dct_dp', 'dct_threshold', 'dense_mean',
     'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'random_k',
-    'state_specs', 'top_k', 'vmap_axes', 'whole_room', '__version__',
+    'simulate', 'state_specs', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

@@ -1,11 +1,10 @@
-"""The table of everything and the list of laws (DESIGN: conservation, agreement, truth, honest bytes, ...).
+"""The table of everything: every compressor, and the collectives that carry it.
 
-A new compressor gets one line in COMPRESSORS and is held to all of them.
+A new compressor gets one line in COMPRESSORS and is held to all laws of test_laws.py.
 """
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,7 +12,7 @@ import dct_jax
 from dct_jax import compressors
 from dct_jax.collectives import all_gather, psum
 
-# name -> (factory(value_codec), collectives that carry it, whether values may be narrow)
+# name -> (factory(value_codec), the collective that carries it)
 COMPRESSORS = {
     'dct': (lambda v: dct_jax.dct_threshold(0.9, 3, dense_below=8, value_codec=v), 'all_gather'),
     'dct_sort': (lambda v: dct_jax.dct_threshold(
@@ -51,14 +50,10 @@ def gradients(workers, steps, dtype=np.float32, seed=0, shapes=SHAPES):
 
 
 def vmap_runner(tx, params, workers):
-  """One jitted step of `tx` on `workers` simulated workers: (grads, state) -> (updates, state)."""
-  mesh = dct_jax.make_mesh(1)
-  axes = dct_jax.vmap_axes(dct_jax.state_specs(tx, params, mesh))
-  state = tx.init(params)
-  state = jax.tree.map(
-      lambda x, a: jnp.stack([x] * workers) if a == 0 else x, state, axes)
-  step = jax.jit(jax.vmap(
-      tx.update, in_axes=(0, axes), out_axes=(None, axes), axis_name='data'))
+  """One jitted step of `tx` on simulated workers: (grads, state) -> (updates, state); and a state."""
+  update, state = dct_jax.simulate(tx, params, workers)
+  step = lambda grads, state: update(grads, state, None)
+  step._cache_size = update._cache_size
   return step, state
 
 

@@ -14,15 +14,22 @@ Fraction = float | Callable[[jax.Array], jax.Array]
 
 def check(name: str, value: Fraction) -> None:
   """A fraction lies in (0, 1]; a schedule is checked at its start."""
-  first = float(value(jnp.zeros((), jnp.int32))) if callable(value) else value
+  first = _first(value) if callable(value) else value
   if isinstance(first, bool) or not isinstance(first, (int, float)) or not 0 < first <= 1:
     raise ValueError(f'{name} must be in (0, 1], got {name}={first!r}')
 
 
 def floor_once(size: int, value: Fraction) -> int:
   """floor(size * value) at the first step, multiplied in decimal: 0.29 * 100 is 29, not 28.999999."""
-  number = float(value(jnp.zeros((), jnp.int32))) if callable(value) else float(value)
-  return math.floor(size * decimal.Decimal(repr(number)))
+  return math.floor(size * decimal.Decimal(repr(_first(value))))
+
+
+def _first(value: Fraction) -> float:
+  """A number, or a schedule's first one, also while something is being traced."""
+  if not callable(value):
+    return float(value)
+  with jax.ensure_compile_time_eval():
+    return float(value(jnp.zeros((), jnp.int32)))
 
 
 def floor_of(sizes, value: Fraction, step: jax.Array) -> jax.Array:

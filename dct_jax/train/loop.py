@@ -91,6 +91,9 @@ def run(
                       ('evaluate_every', evaluate_every)]:
     if every is not None and every < 1:
       raise ValueError(f'{name} must be at least 1, got {every=}')
+  if checkpoints is not None and (checkpoints.latest() or 0) > start:
+    raise ValueError(f'{checkpoints.directory} holds step {checkpoints.latest()} already, got {start=}: '
+                     'restore it (--resume in experiments), or use another directory')
   replicas.check_replicas((params, opt_state))
   account = _Account(params, checkpoints.totals(start) if checkpoints and start else {})
   source, at, history = iter(batches), start, []

@@ -10,8 +10,9 @@ from dct_jax.transforms.placement import (
     state_specs,
     vmap_axes,
 )
+from dct_jax.transforms.simulate import simulate
 
 __all__ = [
     'AccumulateState', 'CompressedMeanState', 'Stats', 'accumulate', 'compressed_mean', 'dct_dp',
-    'dense_mean', 'init', 'local_value_and_grad', 'make_mesh', 'state_specs', 'vmap_axes',
+    'dense_mean', 'init', 'local_value_and_grad', 'make_mesh', 'simulate', 'state_specs', 'vmap_axes',
 ]

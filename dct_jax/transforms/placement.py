@@ -115,16 +115,18 @@ def _specs_after_update(tx, params, state, specs, mesh, axis_name):
     for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
       if axis_name in axes.varying_axes(leaf):
         raise ValueError(
-            f'updates of {jax.tree_util.keystr(path)} would differ between workers: a part of the '
-            'optimizer lets local gradients through. optax.masked around a compressed mean does '
-            'that: use its own mask= instead')
+            f'updates of {jax.tree_util.keystr(path)} would differ between workers: local gradients get '
+            f'through. Either nothing averages them (was axis_name={axis_name!r} given to dct_dp or '
+            'compressed_mean?), or optax.masked around a compressed mean lets some pass: use its own '
+            'mask= instead')
     for path, leaf in jax.tree_util.tree_leaves_with_path(new_state):
       differs = axis_name in axes.varying_axes(leaf)
       if differs and not jnp.shape(leaf):
         raise ValueError(
             f'the scalar {jax.tree_util.keystr(path)} of the optimizer state would differ between '
-            'workers, so that they could decide differently and wait for each other forever '
-            '(optax.apply_if_finite around a compressed mean does that: use nonfinite= instead)')
+            'workers. If it belongs to a scalar parameter, give that the shape (1,); if workers decide '
+            'by it, they could wait for each other forever (optax.apply_if_finite around a compressed '
+            'mean does that: use nonfinite= instead)')
       found.append(shard if differs else whole)
     return jnp.zeros(())
 

@@ -56,6 +56,10 @@ def layout_of(layers, *, dense_below: int = 0, unit: int = 1) -> Layout:
   Raises:
     ValueError: if there are more entries than an index can count.
   """
+  if not isinstance(layers, (tuple, list)):
+    raise ValueError('a compressor takes a tuple of arrays; for optax make a transformation of it, '
+                     'dct_jax.compressed_mean(dct_jax.error_feedback(...), axis_name=...), got '
+                     f'{type(layers)=}')
   sizes = tuple(math.prod(jax.numpy.shape(x)) for x in layers)
   sparse = tuple(i for i, n in enumerate(sizes) if n >= max(dense_below, 1))
   dense = tuple(i for i in range(len(sizes)) if i not in sparse)

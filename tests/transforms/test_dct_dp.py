@@ -76,6 +76,18 @@ def test_warm_up_by_schedule():
   assert kept == [501, 401, 301, 201, 101, 101]
 
 
+def test_schedules_work_in_a_jitted_step_on_a_mesh():
+  tx = optax.chain(dct_jax.dct_dp(optax.linear_schedule(0.5, 0.99, 4), 1, 'data', dense_below=0),
+                   optax.sgd(0.1))
+  update, state = dct_jax.simulate(tx, jnp.zeros(1000), 2)
+  sent = []
+  for i in range(6):
+    g = jnp.asarray(np.random.default_rng(i).standard_normal((2, 1000)), jnp.float32)
+    _, state = update(g, state, jnp.zeros(1000))
+    sent.append(int(state[0].stats.receipt.encoded_bytes))
+  assert sent[-1] < 0.1 * sent[0]
+
+
 def test_early_refresh_renews_while_the_residual_fills():
   rng = np.random.default_rng(0)
   counts = {}
