@@ -18,7 +18,7 @@ def test_digits_with_99_percent_dct_reach_the_loss_of_dense(tmp_path):
                         capture_output=True, text=True, timeout=900, check=False)
   assert done.returncode == 0, done.stderr
   rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()
-          if re.match('dense|dct', line)}
+          if re.match(r' *(dense|dct)', line)}
   dense = float(rows['dense'][0])
   for method in ('dct', 'dct_tracked'):
     assert float(rows[method][0]) < 1.01 * dense, done.stdout
