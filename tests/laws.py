@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import dct_jax
-from dct_jax import compressors
 from dct_jax.collectives import all_gather, psum
 
 # name -> (factory(value_codec), the collective that carries it)
@@ -61,5 +60,5 @@ def decoded(compressor, message, layers, state):
   return compressor.decompress(message[None], layers, state).layers
 
 
-__all__ = ['COLLECTIVES', 'COMPRESSORS', 'PAIRS', 'SHAPES', 'compressors', 'decoded', 'gradients',
+__all__ = ['COLLECTIVES', 'COMPRESSORS', 'PAIRS', 'SHAPES', 'decoded', 'gradients',
            'make', 'vmap_runner']

@@ -1,7 +1,5 @@
 """Every compressor x collective x worker count x dtype, held to the laws of the design."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import laws
@@ -225,7 +223,7 @@ def test_rung_comes_down_again():
     moved.append(int(state.stats.receipt.moved_bytes))
   assert moved[0] > 4 * n  # dense
   assert moved[1] < n
-  assert functools.reduce(lambda a, b: a and b, (m < n for m in moved[1:]))
+  assert all(m < n for m in moved[1:])
 
 
 @pytest.mark.parametrize('name', [n for n, c in laws.PAIRS if c == 'all_gather'])

@@ -12,7 +12,6 @@ from reference import wire as oracle
 from dct_jax import kernels
 
 DTYPES = ['float32', 'bfloat16', 'float16']
-rng = np.random.default_rng(0)
 
 
 def layers_of(sizes, dtype='float32', seed=0, ties=False):
