@@ -16,6 +16,8 @@ ALLOWED = {
     'compressors': {'axes', 'contract', 'kernels', 'wire'},
     'collectives': {'axes', 'contract', 'kernels', 'wire'},
     'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives'},
+    'data': set(),
+    'models': set(),
     'netlab': {'train'},
     'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives', 'transforms'},
 }

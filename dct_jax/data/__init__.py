@@ -1,0 +1,1 @@
+"""Loaders of real data sets, and generators that say that they are synthetic. No JAX in here."""

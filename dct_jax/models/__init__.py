@@ -1,0 +1,1 @@
+"""Models. They import flax or JAX alone; what communicates is passed in."""
