@@ -31,4 +31,11 @@ ffi::Error Settle(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ff
                   ffi::RemainingArgs, ffi::RemainingRets, int64_t dense_layers, int64_t unit,
                   int64_t value_codec);
 
+ffi::Error QsgdEncode(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> dense,
+                      ffi::RemainingArgs, ffi::ResultBuffer<ffi::U32> words, ffi::RemainingRets,
+                      int64_t bits, int64_t bucket, bool feedback);
+
+ffi::Error QsgdSum(ffi::ThreadPool, ffi::Buffer<ffi::U32> words, ffi::ResultBuffer<ffi::U32> ok,
+                   ffi::RemainingRets, int64_t dense_layers, int64_t bits, int64_t bucket);
+
 }  // namespace dct
