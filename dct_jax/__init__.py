@@ -13,6 +13,7 @@ from dct_jax.compressors import (
     dct_threshold,
     error_feedback,
     identity,
+    qsgd,
     random_k,
     top_k,
 )
@@ -35,6 +36,6 @@ from dct_jax.version import __version__
 __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'accumulate', 'all_gather', 'block_top_k',
     'bucket_top_k', 'cast', 'compressed_mean', 'dct_dp', 'dct_threshold', 'dense_mean',
-    'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'random_k',
-    'simulate', 'state_specs', 'top_k', 'vmap_axes', 'whole_room', '__version__',
+    'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'qsgd',
+    'random_k', 'simulate', 'state_specs', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

@@ -48,17 +48,18 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True) -> Collective:
 
   def room(state, size, workers):
     steps, fallback = plan(size, workers)
-    rung = ladder.choose(steps, state.wanted, fallback)
+    rung = ladder.choose(steps, state.wanted, fallback, size.largest)
     words = jnp.array((*steps, 0), jnp.uint32)[rung]
     return Room(words=words, live=1, capacity=max((*steps, size.smallest)))
 
   def reduce(compressor, layers, packed, old_state, state, room, axis_name):
     workers = axes.axis_size(axis_name)
-    steps, fallback = plan(compressor.size(layers), workers)
+    size = compressor.size(layers)
+    steps, fallback = plan(size, workers)
     branches = [_sparse(w, compressor, layers, packed.message, old_state, axis_name) for w in steps]
     if fallback:
       branches.append(_dense(layers, packed, room, axis_name))
-    rung = ladder.choose(steps, state.wanted, fallback)
+    rung = ladder.choose(steps, state.wanted, fallback, size.largest)
     exchanged = lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
     return _reduced(exchanged, (rung == len(steps)) & fallback, state, layers)
 
