@@ -13,6 +13,7 @@ from dct_jax.compressors import (
     dct_threshold,
     error_feedback,
     identity,
+    qsgd,
     random_k,
     top_k,
 )
@@ -34,8 +35,9 @@ from dct_jax.transport import Transport, connect
 from dct_jax.version import __version__
 
 __all__ = [
-    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'Stream', 'Transport', 'accumulate', 'all_gather', 'block_top_k',
-    'bucket_top_k', 'cast', 'compressed_mean', 'connect', 'dct_dp', 'dct_threshold', 'dense_mean',
-    'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'random_k',
-    'simulate', 'sparse_all_reduce', 'state_specs', 'top_k', 'vmap_axes', 'whole_room', '__version__',
+    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'Stream', 'Transport', 'accumulate',
+    'all_gather', 'block_top_k', 'bucket_top_k', 'cast', 'compressed_mean', 'connect', 'dct_dp',
+    'dct_threshold', 'dense_mean', 'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh',
+    'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'state_specs', 'top_k', 'vmap_axes',
+    'whole_room', '__version__',
 ]

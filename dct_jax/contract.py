@@ -25,8 +25,8 @@ Three families fit this contract.
     >>> top.decompress(packed.message[None], layers, None).layers[0].tolist()
     [0.0, -3.0, 0.0, 0.0]
 
-**Quantizers** send every entry with fewer bits, in a fixed or a variable number of words (`cast`, later
-QSGD and 3LC). `residual` holds what rounding took away:
+**Quantizers** send every entry with fewer bits, in a fixed or a variable number of words (`cast`, `qsgd`,
+later 3LC). `residual` holds what rounding took away:
 
     >>> half = dct_jax.cast('float16')
     >>> layers, zero = (jnp.array([1.0, 1.0 + 2**-12]),), (jnp.zeros(2),)

@@ -60,18 +60,19 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Trans
 
   def room(state, size, workers):
     steps, fallback = plan(size, workers)
-    rung = ladder.choose(steps, state.wanted, fallback)
+    rung = ladder.choose(steps, state.wanted, fallback, size.largest)
     words = jnp.array((*steps, 0), jnp.uint32)[rung]
     return Room(words=words, live=1, capacity=max((*steps, size.smallest)))
 
   def reduce(compressor, layers, packed, old_state, state, room, axis_name):
     workers = axes.axis_size(axis_name)
-    steps, fallback = plan(compressor.size(layers), workers)
+    size = compressor.size(layers)
+    steps, fallback = plan(size, workers)
     read = lambda gathered: decode(compressor, gathered, layers, old_state)
     branches = [_sparse(w, packed.message, gather, read, axis_name, channel is not None) for w in steps]
     if fallback:
       branches.append(_dense(layers, packed, room, axis_name))
-    rung = ladder.choose(steps, state.wanted, fallback)
+    rung = ladder.choose(steps, state.wanted, fallback, size.largest)
     exchanged = lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
     return _reduced(exchanged, (rung == len(steps)) & fallback, state, layers)
 

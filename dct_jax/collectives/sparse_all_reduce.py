@@ -76,7 +76,7 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
 
   def choose(state, size, workers):
     """The number of this step's algorithm, equal on all workers."""
-    if algorithm == 'auto':
+    if costs is not None and algorithm == 'auto':
       instance = Instance(workers, size.dense, state.entries.astype(jnp.float32),
                           state.union.astype(jnp.float32), 4.0 * state.wanted.astype(jnp.float32), bits)
       chosen = cheapest(costs, instance)

@@ -24,7 +24,7 @@ class Stream(NamedTuple):
 
   indices: jax.Array  # uint32[capacity]
   values: jax.Array  # float32, float64 or uint32 [capacity]
-  count: jax.Array  # uint32 scalar
+  count: jax.Array  # type: ignore[assignment]  # uint32 scalar
 
 
 class Exchange:
@@ -61,7 +61,7 @@ class Exchange:
     dense = self.algorithm in DENSE_RESULTS
     workers = axes.axis_size(self.axis_name)
     capacity = None if dense else min(workers * stream.indices.size, self.size)
-    if self._transport is None:
+    if self._transport is None or self._channel is None:
       return _portable(stream, self.size, self.op, capacity, self.axis_name)
     check_size(self._transport, self.axis_name)
     indices, values = stream.indices, stream.values
@@ -70,11 +70,11 @@ class Exchange:
       indices = jnp.zeros(0, jnp.uint32)
     info, out = reduce_stream(indices, values, stream.count, self.size, self._channel, self._settings,
                               algorithm=ALGORITHMS.index(self.algorithm), op=self.op, capacity=capacity)
-    return (out if dense else Stream(*out, info[0])), info[1]
+    return (out if dense else Stream(out[0], out[1], info[0])), info[1]
 
 
 def allreduce(stream: Stream, size: int, axis_name: str, **options) -> Stream | jax.Array:
-  """Reduces every worker's stream; see `Exchange`, which also says what was sent. Opens a channel at each trace."""
+  """Reduces every worker's stream; see `Exchange`, which opens a channel once instead of at each trace."""
   return Exchange(size, axis_name, **options)(stream)[0]
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dct_jax.kernels import native, stream_twin, values
+from dct_jax.kernels import stream_twin, values
 
 ALGORITHMS = ('all_gather', 'recursive_double', 'split_all_gather', 'dsar', 'dense')
 OPS = ('sum', 'max', 'min', 'product', 'or')

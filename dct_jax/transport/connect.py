@@ -113,7 +113,8 @@ def local_group(size: int, timeout: float = 60.0) -> list[Transport]:
     turn, counts[rank] = counts[rank], counts[rank] + 1
     if turn == len(opened):
       pairs = {(i, j): socket.socketpair() for i in range(size) for j in range(i)}
-      opened.append({key: s.detach() for (i, j), (a, b) in pairs.items() for key, s in [((i, j), a), ((j, i), b)]})
+      both = [end for (i, j), (a, b) in pairs.items() for end in [((i, j), a), ((j, i), b)]]
+      opened.append({key: end.detach() for key, end in both})
     return [opened[turn].get((rank, j), -1) for j in range(size)], [f'thread {j}' for j in range(size)]
 
   return [Transport(i, size, lambda i=i: dial(i), timeout) for i in range(size)]  # type: ignore[misc]

@@ -57,4 +57,11 @@ ffi::Error ReduceStream(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> ind
                         int64_t number, int64_t size, int64_t op, int64_t index_codec, double delta,
                         int64_t bits, int64_t bucket);
 
+ffi::Error QsgdEncode(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> dense,
+                      ffi::RemainingArgs, ffi::ResultBuffer<ffi::U32> words, ffi::RemainingRets,
+                      int64_t bits, int64_t bucket, bool feedback);
+
+ffi::Error QsgdSum(ffi::ThreadPool, ffi::Buffer<ffi::U32> words, ffi::ResultBuffer<ffi::U32> ok,
+                   ffi::RemainingRets, int64_t dense_layers, int64_t bits, int64_t bucket);
+
 }  // namespace dct

@@ -73,6 +73,28 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DctSettle, dct::Settle,
                                   .Attr<int64_t>("unit")
                                   .Attr<int64_t>("value_codec"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctQsgdEncode, dct::QsgdEncode,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .RemainingRets()
+                                  .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("bucket")
+                                  .Attr<bool>("feedback"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctQsgdSum, dct::QsgdSum,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .RemainingRets()
+                                  .Attr<int64_t>("dense_layers")
+                                  .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("bucket"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessages, dct::GatherMessages,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::U32>>()
@@ -164,6 +186,8 @@ PyObject* handlers(PyObject*, PyObject*) {
   add("encode", DctEncode);
   add("unpack_sum", DctUnpackSum);
   add("settle", DctSettle);
+  add("qsgd_encode", DctQsgdEncode);
+  add("qsgd_sum", DctQsgdSum);
   add("gather_messages", DctGatherMessages);
   add("gather_messages_start", DctGatherMessagesStart);
   add("gather_messages_wait", DctGatherMessagesWait);
@@ -228,6 +252,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in native.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 3);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 4);
   return self;
 }
