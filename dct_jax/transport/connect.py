@@ -149,7 +149,8 @@ def _dial(rank, members, host, timeout):
     for _ in range(rank + 1, len(members)):
       call, _ = listener.accept()
       call.settimeout(timeout)
-      sockets[int.from_bytes(_exactly(call, 4), 'little')] = call.detach()
+      caller = int.from_bytes(_exactly(call, 4), 'little')
+      sockets[caller] = call.detach()
   return sockets, names
 
 
