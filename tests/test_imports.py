@@ -19,7 +19,7 @@ ALLOWED = {
     'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives'},
     'data': set(),
     'models': set(),
-    'netlab': {'train'},
+    'netlab': {'train', 'collectives', 'transport'},
     'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives', 'transforms'},
 }
 

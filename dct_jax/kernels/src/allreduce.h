@@ -69,20 +69,10 @@ class Reducer {
     return in;
   }
 
-  std::vector<int> others() const {  // beginning after us, so that not all send to worker 0 first
-    std::vector<int> out;
-    for (int i = 1; i < workers_; ++i) out.push_back((rank_ + i) % workers_);
-    return out;
-  }
-
   // Everybody's parcel to everybody: one round, and (P - 1) times the parcel, which for disjoint
   // indices no algorithm can beat. The paper doubles recursively, which saves messages and costs rounds.
   std::vector<Incoming> gather(const std::vector<Piece>& pieces) {
-    std::vector<Outgoing> out;
-    for (int peer : others()) out.push_back({peer, pieces});
-    std::vector<Incoming> in = trade(out, others());
-    std::sort(in.begin(), in.end(), [](auto& a, auto& b) { return a.peer < b.peer; });
-    return in;
+    return channel_.exchange_all([&](int) { return pieces; });
   }
 
   Result<T> all_gather(const Vec<T>& own, const Meta& meta) {
@@ -169,7 +159,6 @@ class Reducer {
     const int64_t mine_size = begin_of(rank_ + 1, total) - mine_begin;
     std::vector<Vec<T>> shares;
     std::vector<Parcel<T>> parcels;
-    std::vector<Outgoing> out;
     shares.reserve(size_t(workers_));
     parcels.reserve(size_t(workers_));
     Meta sent;
@@ -178,9 +167,8 @@ class Reducer {
       parcels.push_back(w == rank_ ? Parcel<T>() : wrap(shares.back(), set_.index_codec, meta));
       if (w != rank_) sent.sent += uint64_t(parcels.back().bytes());
     }
-    for (int peer : others()) out.push_back({peer, parcels[size_t(peer)].pieces()});
-    std::vector<Incoming> in = trade(out, others());
-    std::sort(in.begin(), in.end(), [](auto& a, auto& b) { return a.peer < b.peer; });
+    std::vector<Incoming> in =
+        channel_.exchange_all([&](int peer) { return parcels[size_t(peer)].pieces(); });
     Result<T> result;
     result.meta = meta;
     std::vector<Vec<T>> received;

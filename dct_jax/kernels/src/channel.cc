@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -93,7 +94,7 @@ void Channel::fail(int peer, const std::string& what) {
   throw Failure(broken_);
 }
 
-void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in) {
+void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in, bool in_turn) {
   if (!broken_.empty()) throw Failure("the channel is closed: " + broken_);
   const double begin = now();
   std::vector<Sending> sends(out.size());
@@ -157,7 +158,9 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
     };
     for (Sending& s : sends) {
       send_some(s);
-      if (s.part < s.parts.size()) want(s.peer, POLLOUT);
+      if (s.part == s.parts.size()) continue;
+      want(s.peer, POLLOUT);
+      if (in_turn) break;
     }
     for (Receiving& r : receives) {
       receive_some(r);
@@ -175,6 +178,22 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
   for (const Receiving& r : receives) traffic_.received += uint64_t(r.got);
   ++traffic_.calls;
   traffic_.seconds += now() - begin;
+}
+
+std::vector<Incoming> Channel::exchange_all(const std::function<std::vector<Piece>(int)>& pieces) {
+  std::vector<Outgoing> out;
+  std::vector<Incoming> in;
+  int64_t largest = 0;
+  for (int i = 1; i < size(); ++i) {
+    out.push_back({(rank_ + i) % size(), pieces((rank_ + i) % size())});
+    in.push_back({(rank_ + size() - i) % size(), {}});
+    int64_t bytes = 0;
+    for (const Piece& piece : out.back().pieces) bytes += piece.bytes;
+    largest = std::max(largest, bytes);
+  }
+  exchange(out, &in, largest > kInTurnFrom);
+  std::sort(in.begin(), in.end(), [](auto& a, auto& b) { return a.peer < b.peer; });
+  return in;
 }
 
 void Channel::start(std::function<void()> job) {

@@ -50,6 +50,10 @@ struct Incoming {
 
 constexpr int64_t kFrameHead = 16;  // magic, sequence number, length
 
+// Frames up to this many bytes are sent to all workers at once, larger ones in turn: to the next worker, then to
+// the one after it, ... Then no two begin with the same worker, and its link is not torn between them.
+constexpr int64_t kInTurnFrom = 1 << 16;
+
 // Counted since the channel was opened.
 struct Traffic {
   uint64_t calls = 0, sent = 0, received = 0;  // bytes with frame heads
@@ -72,9 +76,12 @@ class Channel {
   int size() const { return int(sockets_.size()); }
   const Traffic& traffic() const { return traffic_; }
 
-  // Sends and receives whole frames, all at once. Throws Failure when a worker is gone, silent for
+  // Sends and receives whole frames: all at once, or (`in_turn`) sends one after the other. Throws Failure when a worker is gone, silent for
   // longer than the timeout, or in another call than we are; the channel is of no use then.
-  void exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in);
+  void exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in, bool in_turn = false);
+
+  // One frame to and from every other worker: `pieces(peer)` goes out, frames come back by worker.
+  std::vector<Incoming> exchange_all(const std::function<std::vector<Piece>(int)>& pieces);
 
   // Runs a job on the channel's own thread, one after the other; and waits for the oldest one.
   void start(std::function<void()> job);

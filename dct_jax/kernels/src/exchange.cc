@@ -69,18 +69,11 @@ class Gathering : public Task {
   explicit Gathering(std::vector<uint32_t> message) : own_(std::move(message)) {}
 
   void run(Channel& channel) override {
-    const int rank = channel.rank(), workers = channel.size();
-    std::vector<Outgoing> out;
-    std::vector<Incoming> in;
-    for (int i = 1; i < workers; ++i) {
-      const int peer = (rank + i) % workers;
-      out.push_back({peer, {{own_.data(), int64_t(4 * own_.size())}}});
-      in.push_back({peer, {}});
-    }
-    channel.exchange(out, &in);
-    frames_.resize(size_t(workers));
+    const Piece own{own_.data(), int64_t(4 * own_.size())};
+    std::vector<Incoming> in = channel.exchange_all([&](int) { return std::vector<Piece>{own}; });
+    frames_.resize(size_t(channel.size()));
     for (Incoming& i : in) frames_[size_t(i.peer)] = std::move(i.frame);
-    rank_ = rank;
+    rank_ = channel.rank();
   }
 
   int64_t workers() const { return int64_t(frames_.size()); }
