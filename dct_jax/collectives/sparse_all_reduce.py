@@ -62,10 +62,11 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
   Returns:
     A `Collective` for compressors whose messages are sparse streams.
   """
-  _check_arguments(algorithm, bits, delta, costs, transport)
-  settings = Settings(index_codec, delta, bits, bucket)
+  _check_arguments(algorithm, bits, costs, transport)
+  settings = Settings(index_codec, delta, bits, bucket).check()
   if transport is None:
-    return all_gather(dense_fallback=dense_fallback, decode=partial(_replay, algorithm, settings))
+    portable = all_gather(dense_fallback=dense_fallback, decode=partial(_replay, algorithm, settings))
+    return portable._replace(check=_check_stream)
   channel = transport.open()
 
   def init(size):
@@ -139,15 +140,11 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
   return Collective(init, room, reduce, _check_stream, start, wait)
 
 
-def _check_arguments(algorithm, bits, delta, costs, transport):
+def _check_arguments(algorithm, bits, costs, transport):
   if algorithm not in ('auto', *ALGORITHMS):
     raise ValueError(f"algorithm must be 'auto' or one of {ALGORITHMS}, got {algorithm=}")
-  if bits not in (0, 2, 4, 8):
-    raise ValueError(f'bits must be 0, 2, 4 or 8, got {bits=}')
   if bits and algorithm not in ('auto', 'dsar'):
     raise ValueError(f"bits are for 'dsar' and 'auto', got {bits=} and {algorithm=}")
-  if not 0 < delta <= 1:
-    raise ValueError(f'delta must be above 0 and at most 1, got {delta=}')
   if algorithm == 'auto' and transport is not None:
     if costs is None:
       raise ValueError("'auto' chooses by measured costs: dct_jax.netlab.calibrate(transport), or "

@@ -34,6 +34,19 @@ class Settings(NamedTuple):
   bits: int = 0
   bucket: int = 1024
 
+  def check(self) -> Settings:
+    """Itself, or a ValueError."""
+    if self.index_codec != 'auto' and self.index_codec not in stream_twin.INDEX_CODES:
+      raise ValueError(f"index_codec must be 'auto' or one of {tuple(stream_twin.INDEX_CODES)}, got "
+                       f'{self.index_codec=}')
+    if not 0 < self.delta <= 1:
+      raise ValueError(f'delta must be above 0 and at most 1, got {self.delta=}')
+    if self.bits not in (0, 2, 4, 8):
+      raise ValueError(f'bits must be 0, 2, 4 or 8, got {self.bits=}')
+    if self.bucket < 32 or self.bucket % 32:
+      raise ValueError(f'bucket must be a multiple of 32, got {self.bucket=}')
+    return self
+
   def attributes(self) -> dict:
     code = 255 if self.index_codec == 'auto' else stream_twin.INDEX_CODES[self.index_codec]
     return {'index_codec': np.int64(code), 'delta': np.float64(self.delta), 'bits': np.int64(self.bits),
@@ -117,7 +130,7 @@ def start_messages(message: jax.Array, layers: Sequence, channel: int, settings:
 
 
 def wait_messages(handle: jax.Array, layers: Sequence, channel: int, *, dense_layers=0, unit=1):
-  """Waits for what was started last on the channel; returns as `reduce_messages` does."""
+  """Waits for the oldest exchange that was started on the channel; returns as `reduce_messages` does."""
   info, *sums = _call('reduce_messages_wait', [_words(INFO), *_layer_shapes(layers)], [handle],
                       channel=np.int64(channel), dense_layers=np.int64(dense_layers), unit=np.int64(unit))
   return Info(*info), tuple(sums)

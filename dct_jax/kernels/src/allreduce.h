@@ -28,12 +28,6 @@ template <typename T>
 struct Result {
   std::vector<Vec<T>> pieces;
   Meta meta;
-
-  int64_t count() const {
-    int64_t n = 0;
-    for (const Vec<T>& p : pieces) n += p.count;
-    return n;
-  }
 };
 
 template <typename T, typename O>
@@ -44,6 +38,7 @@ class Reducer {
 
   Result<T> run(const Vec<T>& own, const Meta& meta) {
     if (workers_ == 1) return alone(own, meta);
+    channel_.begin(kind(own.size));
     switch (set_.algorithm) {
       case Algorithm::kAllGather: return all_gather(own, meta);
       case Algorithm::kRecursiveDouble: return recursive_double(own, meta);
@@ -52,12 +47,23 @@ class Reducer {
   }
 
  private:
+  // What all workers must agree on.
+  uint32_t kind(int64_t size) const {
+    uint32_t hash = std::is_floating_point_v<T>;
+    for (int64_t x : {int64_t(set_.algorithm), int64_t(sizeof(T)), int64_t(O::kOp), size, int64_t(set_.bits),
+                      set_.bucket}) {
+      hash = mix(hash * 31 + uint32_t(x) + 1);
+    }
+    return hash;
+  }
+
   int64_t delta(int64_t size) const { return int64_t(set_.delta * double(size)); }
 
   Result<T> alone(const Vec<T>& own, const Meta& meta) {
     Result<T> result;
     result.meta = meta;
     result.pieces.push_back(combine<O, T>({&own}, delta(own.size)));
+    result.meta.present = uint64_t(present<O>(result.pieces[0]));
     return result;
   }
 
@@ -102,6 +108,7 @@ class Reducer {
     for (const Vec<T>& v : all) parts.push_back(&v);
     parts.insert(parts.begin() + rank_, &own);
     result.pieces.push_back(combine<O, T>(parts, delta(own.size)));
+    result.meta.present = uint64_t(present<O>(result.pieces[0]));
     return result;
   }
 
@@ -152,6 +159,7 @@ class Reducer {
       all.sent += uint64_t(extra) * uint64_t(wrap(sum, set_.index_codec, all).bytes());
     }
     result.meta = all;
+    result.meta.present = uint64_t(present<O>(sum));
     result.pieces.push_back(std::move(sum));
     return result;
   }
@@ -197,15 +205,16 @@ class Reducer {
   }
 
   // The second half: the all-gather of the reduced shares, quantized if wished for.
-  Result<T> show(Vec<T> reduced, const Meta& sent, Result<T> result, int64_t total) {
+  Result<T> show(Vec<T> reduced, Meta sent, Result<T> result, int64_t total) {
     Parcel<T> mine;
+    sent.present = uint64_t(present<O>(reduced));  // before QSGD makes zeros of it
     if constexpr (std::is_same_v<T, float>) {
       if (set_.bits && set_.algorithm == Algorithm::kDsar) mine = quantize(&reduced, sent);
     }
     if (!mine.words.size) mine = wrap(reduced, set_.index_codec, sent);
     std::vector<Incoming> in = gather(mine.pieces());
     uint64_t frames = uint64_t(mine.bytes());
-    result.meta.sent += sent.sent;
+    result.meta.add(sent);
     for (int w = 0, i = 0; w < workers_; ++w) {
       if (w == rank_) {
         result.pieces.push_back(std::move(reduced));
@@ -213,7 +222,7 @@ class Reducer {
       }
       const Block<uint8_t>& frame = in[size_t(i++)].frame;
       frames += uint64_t(frame.size + kFrameHead);
-      result.meta.sent += head_of(frame).meta.sent;
+      result.meta.add(head_of(frame).meta);
       const int64_t begin = begin_of(w, total), size = begin_of(w + 1, total) - begin;
       result.pieces.push_back(open(frame, begin, size));
     }
@@ -278,17 +287,21 @@ void fill_range(const Result<T>& result, int64_t begin, int64_t size, T* to, T n
   }
 }
 
-// A result as indices and values; false when it has more than `capacity` entries.
-template <typename T>
-bool write_stream(const Result<T>& result, int64_t capacity, uint32_t* index, T* value) {
-  if (result.count() > capacity) return false;
+// A result as indices and values; returns their number, -1 when it exceeds `capacity`. What is neutral in
+// a dense piece is left out: absent means the same, and there may be no room for all coordinates.
+template <typename O, typename T>
+int64_t write_stream(const Result<T>& result, int64_t capacity, uint32_t* index, T* value) {
+  int64_t n = 0;
+  for (const Vec<T>& piece : result.pieces) n += present<O>(piece);
+  if (n > capacity) return -1;
   for (const Vec<T>& piece : result.pieces) {
     for (int64_t i = 0; i < piece.count; ++i) {
+      if (piece.dense && piece.value[i] == O::neutral()) continue;
       *index++ = uint32_t(piece.begin + (piece.dense ? i : piece.index[i]));
+      *value++ = piece.value[i];
     }
-    value = std::copy_n(piece.value, piece.count, value);
   }
-  return true;
+  return n;
 }
 
 }  // namespace dct

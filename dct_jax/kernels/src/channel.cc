@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -93,6 +94,11 @@ void Channel::fail(int peer, const std::string& what) {
   throw Failure(broken_);
 }
 
+void Channel::abandon(const std::string& why) {
+  if (broken_.empty()) broken_ = why;
+  close_all();
+}
+
 void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in) {
   if (!broken_.empty()) throw Failure("the channel is closed: " + broken_);
   const double begin = now();
@@ -101,7 +107,7 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
   for (size_t i = 0; i < out.size(); ++i) {
     Sending& s = sends[i];
     s.peer = out[i].peer;
-    s.head = {kFrameMagic, frames_out_[size_t(s.peer)]++, 0};
+    s.head = {kFrameMagic ^ kind_, frames_out_[size_t(s.peer)]++, 0};
     s.parts.push_back({&s.head, sizeof s.head});
     for (const Piece& piece : out[i].pieces) {
       if (!piece.bytes) continue;
@@ -136,7 +142,7 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
       if (n == 0) fail(peer, "has closed its connection; it, or a worker it depends on, has stopped");
       r.got += n;
       if (in_head && r.got == kFrameHead) {
-        if (r.head.magic != kFrameMagic || r.head.sequence != frames_in_[size_t(peer)]++) {
+        if (r.head.magic != (kFrameMagic ^ kind_) || r.head.sequence != frames_in_[size_t(peer)]++) {
           fail(peer, "is in another exchange than this worker; all must run the same program");
         }
         r.to->frame = Block<uint8_t>(int64_t(r.head.length));
@@ -164,7 +170,8 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
       if (!r.done()) want(r.to->peer, POLLIN);
     }
     if (waits.empty()) break;
-    const int ready = poll(waits.data(), nfds_t(waits.size()), 1000);
+    const int left = int(std::max(0.0, std::min(1.0, progress + timeout_ - now())) * 1000) + 1;
+    const int ready = poll(waits.data(), nfds_t(waits.size()), left);
     const double time = now();
     if (ready > 0) {
       progress = time;

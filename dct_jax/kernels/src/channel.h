@@ -72,9 +72,15 @@ class Channel {
   int size() const { return int(sockets_.size()); }
   const Traffic& traffic() const { return traffic_; }
 
+  // Says what the next exchanges are about. A worker that says something else is in another program.
+  void begin(uint32_t kind) { kind_ = kind; }
+
   // Sends and receives whole frames, all at once. Throws Failure when a worker is gone, silent for
   // longer than the timeout, or in another call than we are; the channel is of no use then.
   void exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in);
+
+  // Closes a channel on which something else went wrong: the others must not wait for us.
+  void abandon(const std::string& why);
 
   // Runs a job on the channel's own thread, one after the other; and waits for the oldest one.
   void start(std::function<void()> job);
@@ -89,6 +95,7 @@ class Channel {
   std::vector<int> sockets_;
   std::vector<std::string> names_;
   double timeout_;
+  uint32_t kind_ = 0;
   std::string broken_;
   std::vector<uint32_t> frames_out_, frames_in_;  // by worker: both ends must count alike
   Traffic traffic_;
