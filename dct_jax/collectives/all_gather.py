@@ -13,6 +13,7 @@ from dct_jax import axes
 from dct_jax.collectives import ladder
 from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked, as_bytes
 from dct_jax.transport import Transport, gather_messages
+from dct_jax.transport.calls import is_bulk
 from dct_jax.wire import header
 
 FRAME_HEAD = 16  # bytes that a transport puts before a message
@@ -48,7 +49,6 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Trans
   rungs = rungs if transport is None else 1
   channel = None if transport is None else transport.open()
   decode = decode or (lambda compressor, *args: compressor.decompress(*args))
-  gather = lambda part, axis_name: _gather(part, axis_name, transport, channel)
 
   def plan(size, workers):
     """The ladder, and whether the dense exchange is the rung above it."""
@@ -68,6 +68,7 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Trans
     workers = axes.axis_size(axis_name)
     size = compressor.size(layers)
     steps, fallback = plan(size, workers)
+    gather = lambda part: _gather(part, axis_name, transport, channel, state.wanted)
     read = lambda gathered: decode(compressor, gathered, layers, old_state)
     branches = [_sparse(w, packed.message, gather, read, axis_name, channel is not None) for w in steps]
     if fallback:
@@ -94,14 +95,14 @@ class _Exchanged(NamedTuple):
   sent: jax.Array  # uint32: bytes
 
 
-def _gather(part, axis_name, transport, channel):
+def _gather(part, axis_name, transport, channel, wanted):
   """All workers' messages, equal everywhere."""
   if axis_name is None:
     return part[None]
   if transport is None:
     return axes.gather(part, axis_name)
   check_size(transport, axis_name)
-  return gather_messages(part, channel, transport.size)
+  return gather_messages(part, channel, transport.size, is_bulk(wanted))
 
 
 def check_size(transport: Transport, axis_name) -> None:
@@ -115,7 +116,7 @@ def _sparse(words, message, gather, read, axis_name, exact):
 
   def exchange() -> _Exchanged:
     others = axes.axis_size(axis_name) - 1
-    gathered = gather(message[:words], axis_name)
+    gathered = gather(message[:words])
     head = header.read_headers(gathered)
     moved = 4 * _mean(head.length) if exact else as_bytes(4 * words)
     sent = (moved + FRAME_HEAD) * others if exact else as_bytes(4 * words * others)

@@ -13,7 +13,7 @@ from dct_jax.collectives.all_gather import all_gather, check_size
 from dct_jax.collectives.costs import Costs, Instance, cheapest
 from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked
 from dct_jax.transport import Transport, reduce_messages, start_messages, wait_messages
-from dct_jax.transport.calls import ALGORITHMS, Settings
+from dct_jax.transport.calls import ALGORITHMS, Settings, is_bulk
 
 DENSE = ALGORITHMS.index('dense')
 # Beyond this share of a range's coordinates a vector is better dense. By bytes alone it would be 0.97 with our
@@ -62,10 +62,11 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
   Returns:
     A `Collective` for compressors whose messages are sparse streams.
   """
-  _check_arguments(algorithm, bits, delta, costs, transport)
-  settings = Settings(index_codec, delta, bits, bucket)
+  _check_arguments(algorithm, bits, costs, transport)
+  settings = Settings(index_codec, delta, bits, bucket).check()
   if transport is None:
-    return all_gather(dense_fallback=dense_fallback, decode=partial(_replay, algorithm, settings))
+    portable = all_gather(dense_fallback=dense_fallback, decode=partial(_replay, algorithm, settings))
+    return portable._replace(check=_check_stream)
   channel = transport.open()
 
   def init(size):
@@ -97,9 +98,9 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
       pending = tuple(jnp.where(room.live != 0, x, 0).astype(jnp.float32) for x in layers)
     sparse, dense = layout.split(pending)
     chosen = choose(state, compressor.size(layers), transport.size)
-    return (packed.message, (*sparse, *dense), channel, settings), dict(
-        algorithm=chosen, seed=state.step, pending=(*sparse, *dense), dense_layers=len(dense),
-        unit=compressor.stream.unit, value_codec=compressor.stream.value_codec)
+    return (packed.message, (*sparse, *dense), channel, settings), {
+        'algorithm': chosen, 'seed': state.step, 'bulk': is_bulk(state.wanted), 'pending': (*sparse, *dense),
+        'dense_layers': len(dense), 'unit': compressor.stream.unit, 'value_codec': compressor.stream.value_codec}
 
   def reduce(compressor, layers, packed, old_state, state, room, axis_name):
     del old_state
@@ -139,15 +140,11 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
   return Collective(init, room, reduce, _check_stream, start, wait)
 
 
-def _check_arguments(algorithm, bits, delta, costs, transport):
+def _check_arguments(algorithm, bits, costs, transport):
   if algorithm not in ('auto', *ALGORITHMS):
     raise ValueError(f"algorithm must be 'auto' or one of {ALGORITHMS}, got {algorithm=}")
-  if bits not in (0, 2, 4, 8):
-    raise ValueError(f'bits must be 0, 2, 4 or 8, got {bits=}')
   if bits and algorithm not in ('auto', 'dsar'):
     raise ValueError(f"bits are for 'dsar' and 'auto', got {bits=} and {algorithm=}")
-  if not 0 < delta <= 1:
-    raise ValueError(f'delta must be above 0 and at most 1, got {delta=}')
   if algorithm == 'auto' and transport is not None:
     if costs is None:
       raise ValueError("'auto' chooses by measured costs: dct_jax.netlab.calibrate(transport), or "

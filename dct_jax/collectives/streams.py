@@ -51,13 +51,15 @@ class Exchange:
       raise ValueError(f'op must be one of {OPS}, got {op=}')
     if not 0 < size <= 2**30:
       raise ValueError(f'size must be between 1 and 2^30, got {size=}')
+    if bits and (algorithm, op) != ('dsar', 'sum'):
+      raise ValueError(f"bits are for sums by 'dsar', got {bits=}, {algorithm=} and {op=}")
     self.size, self.axis_name, self.algorithm, self.op = size, axis_name, algorithm, op
-    self._transport, self._settings = transport, Settings(index_codec, delta, bits)
+    self._transport, self._settings = transport, Settings(index_codec, delta, bits).check()
     self._channel = None if transport is None else transport.open()
 
   def __call__(self, stream: Stream) -> tuple[Stream | jax.Array, jax.Array]:
     """Returns the reduction, equal on all workers, and the bytes that a worker has sent, on average."""
-    _check(stream, self.op)
+    _check(stream, self.op, self._settings.bits)
     dense = self.algorithm in DENSE_RESULTS
     workers = axes.axis_size(self.axis_name)
     capacity = None if dense else min(workers * stream.indices.size, self.size)
@@ -85,14 +87,16 @@ def allgather_disjoint(stream: Stream, size: int, axis_name: str, **options) -> 
   return result
 
 
-def _check(stream, op):
+def _check(stream, op, bits):
   if stream.indices.dtype != jnp.uint32 or stream.indices.shape != stream.values.shape:
     raise ValueError('a stream has uint32 indices and as many values, got '
                      f'{stream.indices.dtype=}, {stream.indices.shape=}, {stream.values.shape=}')
   if stream.values.dtype not in (jnp.float32, jnp.float64, jnp.uint32):
     raise ValueError(f'values must be float32, float64 or uint32, got {stream.values.dtype=}')
-  if (op == 'or') != (stream.values.dtype == jnp.uint32) and op == 'or':
+  if op == 'or' and stream.values.dtype != jnp.uint32:
     raise ValueError(f"'or' is for uint32, got {stream.values.dtype=}")
+  if bits and stream.values.dtype != jnp.float32:
+    raise ValueError(f'bits are for float32, got {bits=} and {stream.values.dtype=}')
 
 
 def neutral(op: str, dtype):

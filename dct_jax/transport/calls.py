@@ -17,6 +17,7 @@ from dct_jax.kernels import stream_twin, values
 ALGORITHMS = ('all_gather', 'recursive_double', 'split_all_gather', 'dsar', 'dense')
 OPS = ('sum', 'max', 'min', 'product', 'or')
 INFO = 8
+BULK_WORDS = 2**15
 
 
 class Settings(NamedTuple):
@@ -33,6 +34,19 @@ class Settings(NamedTuple):
   delta: float = 0.5
   bits: int = 0
   bucket: int = 1024
+
+  def check(self) -> Settings:
+    """Itself, or a ValueError."""
+    if self.index_codec != 'auto' and self.index_codec not in stream_twin.INDEX_CODES:
+      raise ValueError(f"index_codec must be 'auto' or one of {tuple(stream_twin.INDEX_CODES)}, got "
+                       f'{self.index_codec=}')
+    if not 0 < self.delta <= 1:
+      raise ValueError(f'delta must be above 0 and at most 1, got {self.delta=}')
+    if self.bits not in (0, 2, 4, 8):
+      raise ValueError(f'bits must be 0, 2, 4 or 8, got {self.bits=}')
+    if self.bucket < 32 or self.bucket % 32:
+      raise ValueError(f'bucket must be a multiple of 32, got {self.bucket=}')
+    return self
 
   def attributes(self) -> dict:
     code = 255 if self.index_codec == 'auto' else stream_twin.INDEX_CODES[self.index_codec]
@@ -62,10 +76,18 @@ def _words(count):
   return jax.ShapeDtypeStruct((count,), jnp.uint32)
 
 
-def gather_messages(message: jax.Array, channel: int, workers: int) -> jax.Array:
-  """All workers' messages, uint32[workers, capacity]; only the words that are used travel."""
+def gather_messages(message: jax.Array, channel: int, workers: int, bulk=0) -> jax.Array:
+  """All workers' messages, uint32[workers, capacity]; only the words that are used travel.
+
+  `bulk` says that messages are large (see `is_bulk`); a number that all workers must agree on.
+  """
   shape = jax.ShapeDtypeStruct((workers, message.size), jnp.uint32)
-  return _call('gather_messages', shape, [message], channel=np.int64(channel))
+  return _call('gather_messages', shape, [_control(bulk), message], channel=np.int64(channel))
+
+
+def is_bulk(words) -> jax.Array:
+  """Whether messages of so many words should travel around a ring instead of directly."""
+  return jnp.asarray(words > BULK_WORDS, jnp.uint32)
 
 
 def _message_attributes(dense_layers, unit, value_codec):
@@ -82,7 +104,7 @@ def _layer_shapes(layers):
 
 
 def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm,
-                    seed=0, pending: Sequence = (), dense_layers=0, unit=1, value_codec='float32'):
+                    seed=0, bulk=0, pending: Sequence = (), dense_layers=0, unit=1, value_codec='float32'):
   """The sum of all workers' messages, by an algorithm that is chosen at run time.
 
   Args:
@@ -92,6 +114,7 @@ def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings
     settings: static choices.
     algorithm: number in `ALGORITHMS`, equal on all workers.
     seed: of QSGD's rounding, equal on all workers.
+    bulk: as in `gather_messages`.
     pending: what algorithm 'dense' sums instead of messages; float32, like `layers`.
     dense_layers: how many of the layers travel whole.
     unit: values an index.
@@ -101,23 +124,23 @@ def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings
     `Info` and the summed layers.
   """
   info, *sums = _call(
-      'reduce_messages', [_words(INFO), *_layer_shapes(layers)], [_control(algorithm, seed), message, *pending],
+      'reduce_messages', [_words(INFO), *_layer_shapes(layers)], [_control(algorithm, seed, bulk), message, *pending],
       channel=np.int64(channel), **_message_attributes(dense_layers, unit, value_codec), **settings.attributes())
   return Info(*info), tuple(sums)
 
 
 def start_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm,
-                   seed=0, pending: Sequence = (), dense_layers=0, unit=1, value_codec='float32') -> jax.Array:
+                   seed=0, bulk=0, pending: Sequence = (), dense_layers=0, unit=1, value_codec='float32') -> jax.Array:
   """Starts `reduce_messages` in the background and returns a handle for `wait_messages`."""
   sizes = np.array([x.size for x in layers], np.int64)
   return _call(
-      'reduce_messages_start', _words(1), [_control(algorithm, seed), message, *pending],
+      'reduce_messages_start', _words(1), [_control(algorithm, seed, bulk), message, *pending],
       channel=np.int64(channel), sizes=sizes, **_message_attributes(dense_layers, unit, value_codec),
       **settings.attributes())
 
 
 def wait_messages(handle: jax.Array, layers: Sequence, channel: int, *, dense_layers=0, unit=1):
-  """Waits for what was started last on the channel; returns as `reduce_messages` does."""
+  """Waits for the oldest exchange that was started on the channel; returns as `reduce_messages` does."""
   info, *sums = _call('reduce_messages_wait', [_words(INFO), *_layer_shapes(layers)], [handle],
                       channel=np.int64(channel), dense_layers=np.int64(dense_layers), unit=np.int64(unit))
   return Info(*info), tuple(sums)
@@ -147,7 +170,7 @@ def reduce_stream(indices, value, count, size: int, channel: int, settings: Sett
     shapes += [jax.ShapeDtypeStruct((size,), value.dtype)]
   else:
     shapes += [_words(capacity), jax.ShapeDtypeStruct((capacity,), value.dtype)]
-  info, *out = _call('reduce_stream', shapes, [_control(count, algorithm, seed), indices, value],
+  info, *out = _call('reduce_stream', shapes, [_control(count, algorithm, seed, is_bulk(2 * value.size)), indices, value],
                      channel=np.int64(channel), size=np.int64(size), op=np.int64(OPS.index(op)),
                      **settings.attributes())
   return info, (out[0] if capacity is None else tuple(out))

@@ -21,19 +21,16 @@ struct Settings {
   int bits = 0;        // of QSGD in the second half of kDsar; 0 sends values as they are
   int64_t bucket = 1024;
   uint32_t seed = 0;
+  bool bulk = false;  // vectors are large: all workers must agree on that
 };
+
+constexpr int64_t kBulkBytes = 1 << 17;
 
 // The result: pieces with increasing, disjoint ranges that cover all coordinates.
 template <typename T>
 struct Result {
   std::vector<Vec<T>> pieces;
   Meta meta;
-
-  int64_t count() const {
-    int64_t n = 0;
-    for (const Vec<T>& p : pieces) n += p.count;
-    return n;
-  }
 };
 
 template <typename T, typename O>
@@ -44,20 +41,34 @@ class Reducer {
 
   Result<T> run(const Vec<T>& own, const Meta& meta) {
     if (workers_ == 1) return alone(own, meta);
+    channel_.begin(kind(own.size));
     switch (set_.algorithm) {
       case Algorithm::kAllGather: return all_gather(own, meta);
       case Algorithm::kRecursiveDouble: return recursive_double(own, meta);
-      default: return split(own, meta);
+      default: break;
     }
+    const bool large = own.size * int64_t(sizeof(T)) > workers_ * kBulkBytes;
+    return set_.algorithm == Algorithm::kDense && own.dense && large ? ring(own, meta) : split(own, meta);
   }
 
  private:
+  // What all workers must agree on.
+  uint32_t kind(int64_t size) const {
+    uint32_t hash = std::is_floating_point_v<T>;
+    for (int64_t x : {int64_t(set_.algorithm), int64_t(sizeof(T)), int64_t(O::kOp), size, int64_t(set_.bits),
+                      set_.bucket}) {
+      hash = mix(hash * 31 + uint32_t(x) + 1);
+    }
+    return hash;
+  }
+
   int64_t delta(int64_t size) const { return int64_t(set_.delta * double(size)); }
 
   Result<T> alone(const Vec<T>& own, const Meta& meta) {
     Result<T> result;
     result.meta = meta;
     result.pieces.push_back(combine<O, T>({&own}, delta(own.size)));
+    result.meta.present = uint64_t(present<O>(result.pieces[0]));
     return result;
   }
 
@@ -69,15 +80,11 @@ class Reducer {
     return in;
   }
 
-  // Everybody's parcel to everybody: one round, and (P - 1) times the parcel, which for disjoint
-  // indices no algorithm can beat. The paper doubles recursively, which saves messages and costs rounds.
-  std::vector<Incoming> gather(const std::vector<Piece>& pieces) {
-    return channel_.exchange_all([&](int) { return pieces; });
-  }
-
+  // Everybody's parcel to everybody: (P - 1) times the parcel, which for disjoint indices no algorithm can
+  // beat. The paper doubles recursively, which saves messages and costs rounds.
   Result<T> all_gather(const Vec<T>& own, const Meta& meta) {
     Parcel<T> mine = wrap(own, set_.index_codec, meta);
-    std::vector<Incoming> in = gather(mine.pieces());
+    std::vector<Incoming> in = channel_.gather(mine.pieces(), set_.bulk);
     Result<T> result;
     result.meta = meta;
     uint64_t sent = uint64_t(mine.bytes());
@@ -92,6 +99,7 @@ class Reducer {
     for (const Vec<T>& v : all) parts.push_back(&v);
     parts.insert(parts.begin() + rank_, &own);
     result.pieces.push_back(combine<O, T>(parts, delta(own.size)));
+    result.meta.present = uint64_t(present<O>(result.pieces[0]));
     return result;
   }
 
@@ -142,6 +150,7 @@ class Reducer {
       all.sent += uint64_t(extra) * uint64_t(wrap(sum, set_.index_codec, all).bytes());
     }
     result.meta = all;
+    result.meta.present = uint64_t(present<O>(sum));
     result.pieces.push_back(std::move(sum));
     return result;
   }
@@ -163,7 +172,7 @@ class Reducer {
     parcels.reserve(size_t(workers_));
     Meta sent;
     for (int w = 0; w < workers_; ++w) {
-      shares.push_back(slice(own, begin_of(w, total), begin_of(w + 1, total) - begin_of(w, total)));
+      shares.push_back(share(own, w));
       parcels.push_back(w == rank_ ? Parcel<T>() : wrap(shares.back(), set_.index_codec, meta));
       if (w != rank_) sent.sent += uint64_t(parcels.back().bytes());
     }
@@ -181,19 +190,47 @@ class Reducer {
     parts.insert(parts.begin() + rank_, &shares[size_t(rank_)]);
     const bool force = set_.algorithm >= Algorithm::kDsar;
     Vec<T> reduced = combine<O, T>(parts, force ? -1 : delta(mine_size));
-    return show(std::move(reduced), sent, std::move(result), total);
+    // Everybody knows now how much there is: an upper bound of a share of the result decides how it travels.
+    const int64_t most = force ? total : std::min(total, int64_t(result.meta.entries));
+    const bool bulk = most * int64_t(sizeof(T)) > workers_ * kBulkBytes;
+    return show(std::move(reduced), sent, std::move(result), total, bulk);
+  }
+
+  // A large dense allreduce. Shares collect summands around the ring: the share of worker w begins at w + 1 and
+  // ends, complete, at w. Then the sums go around.
+  Result<T> ring(const Vec<T>& own, const Meta& meta) {
+    const int next = (rank_ + 1) % workers_, before = (rank_ + workers_ - 1) % workers_;
+    Meta sent = meta;
+    Vec<T> sum = share(own, before);
+    for (int i = 1; i < workers_; ++i) {
+      const int64_t bytes = sum.size * int64_t(sizeof(T));
+      std::vector<Incoming> in = trade({{next, {{sum.value, bytes}}}}, {before});
+      sent.sent += uint64_t(bytes + kFrameHead);
+      Vec<T> mine = share(own, (rank_ + 2 * workers_ - i - 1) % workers_);
+      Block<T> added = read_values<T>(in[0].frame, 0, mine.size);
+      apply_to<O>(added.begin(), mine);
+      sum = std::move(mine);
+      sum.own_dense(std::move(added));
+    }
+    return show(std::move(sum), sent, {}, own.size, true);
+  }
+
+  Vec<T> share(const Vec<T>& whole, int w) const {
+    const int64_t begin = begin_of(w, whole.size);
+    return slice(whole, begin, begin_of(w + 1, whole.size) - begin);
   }
 
   // The second half: the all-gather of the reduced shares, quantized if wished for.
-  Result<T> show(Vec<T> reduced, const Meta& sent, Result<T> result, int64_t total) {
+  Result<T> show(Vec<T> reduced, Meta sent, Result<T> result, int64_t total, bool bulk) {
     Parcel<T> mine;
+    sent.present = uint64_t(present<O>(reduced));  // before QSGD makes zeros of it
     if constexpr (std::is_same_v<T, float>) {
       if (set_.bits && set_.algorithm == Algorithm::kDsar) mine = quantize(&reduced, sent);
     }
     if (!mine.words.size) mine = wrap(reduced, set_.index_codec, sent);
-    std::vector<Incoming> in = gather(mine.pieces());
+    std::vector<Incoming> in = channel_.gather(mine.pieces(), bulk);
     uint64_t frames = uint64_t(mine.bytes());
-    result.meta.sent += sent.sent;
+    result.meta.add(sent);
     for (int w = 0, i = 0; w < workers_; ++w) {
       if (w == rank_) {
         result.pieces.push_back(std::move(reduced));
@@ -201,7 +238,7 @@ class Reducer {
       }
       const Block<uint8_t>& frame = in[size_t(i++)].frame;
       frames += uint64_t(frame.size + kFrameHead);
-      result.meta.sent += head_of(frame).meta.sent;
+      result.meta.add(head_of(frame).meta);
       const int64_t begin = begin_of(w, total), size = begin_of(w + 1, total) - begin;
       result.pieces.push_back(open(frame, begin, size));
     }
@@ -266,17 +303,21 @@ void fill_range(const Result<T>& result, int64_t begin, int64_t size, T* to, T n
   }
 }
 
-// A result as indices and values; false when it has more than `capacity` entries.
-template <typename T>
-bool write_stream(const Result<T>& result, int64_t capacity, uint32_t* index, T* value) {
-  if (result.count() > capacity) return false;
+// A result as indices and values; returns their number, -1 when it exceeds `capacity`. What is neutral in
+// a dense piece is left out: absent means the same, and there may be no room for all coordinates.
+template <typename O, typename T>
+int64_t write_stream(const Result<T>& result, int64_t capacity, uint32_t* index, T* value) {
+  int64_t n = 0;
+  for (const Vec<T>& piece : result.pieces) n += present<O>(piece);
+  if (n > capacity) return -1;
   for (const Vec<T>& piece : result.pieces) {
     for (int64_t i = 0; i < piece.count; ++i) {
+      if (piece.dense && piece.value[i] == O::neutral()) continue;
       *index++ = uint32_t(piece.begin + (piece.dense ? i : piece.index[i]));
+      *value++ = piece.value[i];
     }
-    value = std::copy_n(piece.value, piece.count, value);
   }
-  return true;
+  return n;
 }
 
 }  // namespace dct

@@ -94,6 +94,11 @@ void Channel::fail(int peer, const std::string& what) {
   throw Failure(broken_);
 }
 
+void Channel::abandon(const std::string& why) {
+  if (broken_.empty()) broken_ = why;
+  close_all();
+}
+
 void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in, bool in_turn) {
   if (!broken_.empty()) throw Failure("the channel is closed: " + broken_);
   const double begin = now();
@@ -102,7 +107,7 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
   for (size_t i = 0; i < out.size(); ++i) {
     Sending& s = sends[i];
     s.peer = out[i].peer;
-    s.head = {kFrameMagic, frames_out_[size_t(s.peer)]++, 0};
+    s.head = {kFrameMagic ^ kind_, frames_out_[size_t(s.peer)]++, 0};
     s.parts.push_back({&s.head, sizeof s.head});
     for (const Piece& piece : out[i].pieces) {
       if (!piece.bytes) continue;
@@ -137,7 +142,7 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
       if (n == 0) fail(peer, "has closed its connection; it, or a worker it depends on, has stopped");
       r.got += n;
       if (in_head && r.got == kFrameHead) {
-        if (r.head.magic != kFrameMagic || r.head.sequence != frames_in_[size_t(peer)]++) {
+        if (r.head.magic != (kFrameMagic ^ kind_) || r.head.sequence != frames_in_[size_t(peer)]++) {
           fail(peer, "is in another exchange than this worker; all must run the same program");
         }
         r.to->frame = Block<uint8_t>(int64_t(r.head.length));
@@ -167,7 +172,8 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
       if (!r.done()) want(r.to->peer, POLLIN);
     }
     if (waits.empty()) break;
-    const int ready = poll(waits.data(), nfds_t(waits.size()), 1000);
+    const int left = int(std::max(0.0, std::min(1.0, progress + timeout_ - now())) * 1000) + 1;
+    const int ready = poll(waits.data(), nfds_t(waits.size()), left);
     const double time = now();
     if (ready > 0) {
       progress = time;
@@ -194,6 +200,23 @@ std::vector<Incoming> Channel::exchange_all(const std::function<std::vector<Piec
   exchange(out, &in, largest > kInTurnFrom);
   std::sort(in.begin(), in.end(), [](auto& a, auto& b) { return a.peer < b.peer; });
   return in;
+}
+
+std::vector<Incoming> Channel::gather(const std::vector<Piece>& pieces, bool bulk) {
+  if (!bulk) return exchange_all([&](int) { return pieces; });
+  const int next = (rank_ + 1) % size(), before = (rank_ + size() - 1) % size();
+  std::vector<Incoming> all;
+  for (int i = 1; i < size(); ++i) {
+    std::vector<Piece> parcel = pieces;  // ours first, then what came last
+    if (i > 1) parcel = {{all.back().frame.begin(), all.back().frame.size}};
+    std::vector<Incoming> one(1);
+    one[0].peer = before;
+    exchange({{next, parcel}}, &one);
+    one[0].peer = (rank_ + size() - i) % size();  // whose it was
+    all.push_back(std::move(one[0]));
+  }
+  std::sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.peer < b.peer; });
+  return all;
 }
 
 void Channel::start(std::function<void()> job) {

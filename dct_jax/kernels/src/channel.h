@@ -76,12 +76,23 @@ class Channel {
   int size() const { return int(sockets_.size()); }
   const Traffic& traffic() const { return traffic_; }
 
-  // Sends and receives whole frames: all at once, or (`in_turn`) sends one after the other. Throws Failure when a worker is gone, silent for
+  // Says what the next exchanges are about. A worker that says something else is in another program.
+  void begin(uint32_t kind) { kind_ = kind; }
+
+  // Sends and receives whole frames: all at once, or (`in_turn`) sends one after the other. Throws Failure
+  // when a worker is gone, silent for
   // longer than the timeout, or in another call than we are; the channel is of no use then.
   void exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in, bool in_turn = false);
 
   // One frame to and from every other worker: `pieces(peer)` goes out, frames come back by worker.
   std::vector<Incoming> exchange_all(const std::function<std::vector<Piece>(int)>& pieces);
+
+  // Closes a channel on which something else went wrong: the others must not wait for us.
+  void abandon(const std::string& why);
+
+  // The same frame to every other worker; theirs come back by worker. In bulk (all must agree on that) frames
+  // travel around a ring: one flow a link and direction, which fills it best. Otherwise directly.
+  std::vector<Incoming> gather(const std::vector<Piece>& pieces, bool bulk);
 
   // Runs a job on the channel's own thread, one after the other; and waits for the oldest one.
   void start(std::function<void()> job);
@@ -96,6 +107,7 @@ class Channel {
   std::vector<int> sockets_;
   std::vector<std::string> names_;
   double timeout_;
+  uint32_t kind_ = 0;
   std::string broken_;
   std::vector<uint32_t> frames_out_, frames_in_;  // by worker: both ends must count alike
   Traffic traffic_;

@@ -25,6 +25,19 @@ ffi::Error guarded(const std::function<ffi::Error()>& body) {
   }
 }
 
+// Runs an exchange; when anything in it fails, the others must not wait for us.
+template <typename Body>
+auto exchanging(Channel& on, const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    on.abandon(error.what());
+    throw;
+  }
+}
+
+constexpr uint32_t kGatherKind = 0x6A7;  // no reduction hashes to it but by chance
+
 std::mutex started_mutex;
 std::map<int64_t, std::deque<std::shared_ptr<Task>>>& started() {
   static auto* all = new std::map<int64_t, std::deque<std::shared_ptr<Task>>>;
@@ -37,7 +50,7 @@ void start_task(int64_t number, std::shared_ptr<Task> task) {
   started()[number].push_back(task);
   on->start([task, raw = on.get()] {
     FlushDenormals mode;
-    task->run(*raw);
+    exchanging(*raw, [&] { task->run(*raw); });
   });
 }
 
@@ -66,11 +79,11 @@ std::vector<uint32_t> used_words(ffi::Buffer<ffi::U32>& message) {
 // Everybody's message, by worker.
 class Gathering : public Task {
  public:
-  explicit Gathering(std::vector<uint32_t> message) : own_(std::move(message)) {}
+  Gathering(std::vector<uint32_t> message, bool bulk) : own_(std::move(message)), bulk_(bulk) {}
 
   void run(Channel& channel) override {
-    const Piece own{own_.data(), int64_t(4 * own_.size())};
-    std::vector<Incoming> in = channel.exchange_all([&](int) { return std::vector<Piece>{own}; });
+    channel.begin(kGatherKind);
+    std::vector<Incoming> in = channel.gather({{own_.data(), int64_t(4 * own_.size())}}, bulk_);
     frames_.resize(size_t(channel.size()));
     for (Incoming& i : in) frames_[size_t(i.peer)] = std::move(i.frame);
     rank_ = channel.rank();
@@ -86,6 +99,7 @@ class Gathering : public Task {
 
  private:
   std::vector<uint32_t> own_;
+  bool bulk_;
   std::vector<Block<uint8_t>> frames_;
   int64_t rank_ = 0;
 };
@@ -166,7 +180,7 @@ class MessageReduction : public Task {
 
   void run(Channel& channel) override {
     if (form_.settings.algorithm == Algorithm::kAllGather) {
-      gathering_ = std::make_unique<Gathering>(std::move(message_));
+      gathering_ = std::make_unique<Gathering>(std::move(message_), form_.settings.bulk);
       gathering_->run(channel);
       return;
     }
@@ -182,12 +196,13 @@ class MessageReduction : public Task {
       own.count = own.size;
       own.value = pending_.begin();
       meta.encoded = uint64_t(pending_.size) + kHeader;
+      meta.entries = uint64_t(pending_.size);
     } else {
       own = vector_of(stream, form_);
       meta.encoded = message_.size();
       meta.missing = message_[2] > message_[1] ? message_[2] - message_[1] : 0;
+      meta.entries = entries_of(stream);
     }
-    meta.entries = uint64_t(own.count);
     result_ = Reducer<float, Operation<float, Op::kSum>>(channel, form_.settings).run(own, meta);
   }
 
@@ -215,6 +230,10 @@ class MessageReduction : public Task {
                         value_words(form_.dense_values(), form_.values), form_.values);
   }
 
+  uint64_t entries_of(const Stream& stream) const {
+    return stream.index.size() * uint64_t(form_.unit) + (stream.dense ? uint64_t(form_.dense_values()) : 0);
+  }
+
   // Decodes everybody's message into the layers.
   Meta add_up(ffi::ThreadPool& pool, const Targets& targets) {
     Meta meta;
@@ -231,8 +250,7 @@ class MessageReduction : public Task {
       meta.wanted = std::max<uint64_t>(meta.wanted, words[2]);
       meta.encoded += words[1];
       meta.missing += words[2] > words[1] ? words[2] - words[1] : 0;
-      meta.entries += streams.back().index.size() * uint64_t(form_.unit);
-      if (streams.back().dense) meta.entries += uint64_t(form_.dense_values());
+      meta.entries += entries_of(streams.back());
     }
     sum_streams(pool, streams, targets, form_.unit, form_.values);
     union_ = count_union(streams);
@@ -248,9 +266,14 @@ class MessageReduction : public Task {
       for (uint32_t i : stream.index) there[i >> 6] |= uint64_t(1) << (i & 63);
       whole |= stream.dense != nullptr;
     }
-    uint64_t units = 0;
-    for (uint64_t bits : there) units += uint64_t(__builtin_popcountll(bits));
-    return units * uint64_t(form_.unit) + (whole ? uint64_t(form_.dense_values()) : 0);
+    int64_t n = whole ? form_.dense_values() : 0, end = 0;
+    for (uint64_t bits : there) n += __builtin_popcountll(bits) * form_.unit;
+    for (int64_t size : form_.sparse_sizes) {  // a layer's last unit may be longer than what is left of it
+      const int64_t units = ceil_div(size, form_.unit);
+      end += units;
+      if (units && there[size_t(end - 1) >> 6] >> ((end - 1) & 63) & 1) n -= units * form_.unit - size;
+    }
+    return uint64_t(n);
   }
 
   // Writes the reduced vector into the layers.
@@ -262,7 +285,7 @@ class MessageReduction : public Task {
       for (int64_t i = 0; i < t; ++i) begin += all[size_t(i)].size;
       fill_range(result_, begin, all[size_t(t)].size, all[size_t(t)].data, 0.0f);
     });
-    union_ = uint64_t(result_.count());
+    union_ = result_.meta.present;
     return result_.meta;
   }
 
@@ -286,12 +309,13 @@ ffi::Error layer_sizes(ffi::RemainingRets rets, int64_t dense_layers, MessageFor
   return ffi::Error::Success();
 }
 
-// control = (algorithm, seed). Everything pending is needed by the dense algorithm alone.
+// control = (algorithm, seed, bulk). Everything pending is needed by the dense algorithm alone.
 std::shared_ptr<MessageReduction> make_reduction(ffi::Buffer<ffi::U32>& control,
                                                  ffi::Buffer<ffi::U32>& message, MessageForm form,
                                                  ffi::RemainingArgs args, size_t first) {
   form.settings.algorithm = Algorithm(control.typed_data()[0]);
   form.settings.seed = control.typed_data()[1];
+  form.settings.bulk = control.typed_data()[2] != 0;
   Block<float> pending;
   if (form.settings.algorithm == Algorithm::kDense && args.size() > first) {
     pending = Block<float>(form.total());
@@ -312,6 +336,19 @@ ffi::Error write_reduction(ffi::ThreadPool& pool, int64_t number, MessageReducti
   from.set_workers(channel(number)->size());
   from.write(pool, info->typed_data(), targets);
   return ffi::Error::Success();
+}
+
+// Indices come from the caller, and everything after this writes where they say.
+template <typename T>
+void check_entries(const Vec<T>& v, size_t indices, size_t values) {
+  if (v.dense && values != size_t(v.size)) throw Failure("a dense vector has another size than it says");
+  if (v.dense) return;
+  if (size_t(v.count) > std::min(indices, values)) throw Failure("a stream has fewer entries than it says");
+  for (int64_t i = 0; i < v.count; ++i) {
+    if (v.index[i] >= v.size || (i && v.index[i] <= v.index[i - 1])) {
+      throw Failure("a stream's indices are not strictly increasing and below its size");
+    }
+  }
 }
 
 // Calls body with the value type and the operation that were asked for at run time.
@@ -335,30 +372,13 @@ ffi::Error with_type(ffi::DataType dtype, Op op, const Body& body) {
 
 }  // namespace
 
-ffi::Error GatherMessages(ffi::Buffer<ffi::U32> message, ffi::ResultBuffer<ffi::U32> out,
+ffi::Error GatherMessages(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> message, ffi::ResultBuffer<ffi::U32> out,
                           int64_t number) {
   return guarded([&] {
-    Gathering task(used_words(message));
-    task.run(*channel(number));
+    Gathering task(used_words(message), control.typed_data()[0] != 0);
+    std::shared_ptr<Channel> on = channel(number);
+    exchanging(*on, [&] { task.run(*on); });
     return write_gathered(task, out);
-  });
-}
-
-ffi::Error GatherMessagesStart(ffi::Buffer<ffi::U32> message, ffi::ResultBuffer<ffi::U32> token,
-                               int64_t number) {
-  return guarded([&] {
-    start_task(number, std::make_shared<Gathering>(used_words(message)));
-    token->typed_data()[0] = 0;
-    return ffi::Error::Success();
-  });
-}
-
-ffi::Error GatherMessagesWait(ffi::Buffer<ffi::U32>, ffi::ResultBuffer<ffi::U32> out,
-                              int64_t number) {
-  return guarded([&] {
-    auto task = std::dynamic_pointer_cast<Gathering>(finish_task(number));
-    if (!task) return ffi::Error::Internal("waited for another exchange than was started");
-    return write_gathered(*task, out);
   });
 }
 
@@ -373,7 +393,8 @@ ffi::Error ReduceMessages(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control,
   if (auto error = layer_sizes(rets, dense_layers, &form); error.failure()) return error;
   return guarded([&] {
     auto task = make_reduction(control, message, std::move(form), args, 0);
-    task->run(*channel(number));
+    std::shared_ptr<Channel> on = channel(number);
+    exchanging(*on, [&] { task->run(*on); });
     return write_reduction(pool, number, *task, info, rets, dense_layers, unit);
   });
 }
@@ -407,14 +428,14 @@ ffi::Error ReduceMessagesWait(ffi::ThreadPool pool, ffi::Buffer<ffi::U32>,
   });
 }
 
-// control = (count, algorithm, seed). Results: info, then a dense array, or indices, values.
+// control = (count, algorithm, seed, bulk). Results: info, then a dense array, or indices, values.
 ffi::Error ReduceStream(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> index,
                         ffi::AnyBuffer value, ffi::ResultBuffer<ffi::U32> info,
                         ffi::RemainingRets rets, int64_t number, int64_t size, int64_t op,
                         int64_t index_codec, double delta, int64_t bits, int64_t bucket) {
   FlushDenormals mode;
   const uint32_t* c = control.typed_data();
-  Settings settings{Algorithm(c[1]), uint32_t(index_codec), delta, int(bits), bucket, c[2]};
+  Settings settings{Algorithm(c[1]), uint32_t(index_codec), delta, int(bits), bucket, c[2], c[3] != 0};
   return guarded([&] {
     return with_type(value.element_type(), Op(op), [&](auto type, auto operation) {
       using T = typename decltype(type)::type;
@@ -427,10 +448,15 @@ ffi::Error ReduceStream(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> ind
       own.index = index.typed_data();
       own.value = static_cast<const T*>(value.untyped_data());
       std::shared_ptr<Channel> on = channel(number);
-      Result<T> result = Reducer<T, O>(*on, settings).run(own, {});
+      Meta meta;
+      meta.entries = uint64_t(own.count);
+      Result<T> result = exchanging(*on, [&] {
+        check_entries(own, index.element_count(), value.element_count());
+        return Reducer<T, O>(*on, settings).run(own, meta);
+      });
       uint32_t* out = info->typed_data();
       const uint64_t mean_sent = result.meta.sent / uint64_t(on->size());
-      out[0] = uint32_t(result.count());
+      out[0] = uint32_t(result.meta.present);
       out[1] = uint32_t(std::min<uint64_t>(mean_sent, UINT32_MAX));
       if (rets.size() == 1) {
         auto dense = rets.get<ffi::AnyBuffer>(0);
@@ -440,10 +466,13 @@ ffi::Error ReduceStream(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> ind
       auto indices = rets.get<ffi::Buffer<ffi::U32>>(0);
       auto values = rets.get<ffi::AnyBuffer>(1);
       const int64_t capacity = int64_t((*indices)->element_count());
-      if (!write_stream(result, capacity, (*indices)->typed_data(),
-                        static_cast<T*>((*values)->untyped_data()))) {
-        return ffi::Error::Internal("the reduced stream has more entries than its buffer");
-      }
+      const int64_t written = write_stream<O>(result, capacity, (*indices)->typed_data(),
+                                              static_cast<T*>((*values)->untyped_data()));
+      if (written < 0) return ffi::Error::Internal("the reduced stream has more entries than its buffer");
+      out[0] = uint32_t(written);
+      // What follows means nothing, but is the same on all workers.
+      std::fill((*indices)->typed_data() + written, (*indices)->typed_data() + capacity, UINT32_MAX);
+      std::fill_n(static_cast<T*>((*values)->untyped_data()) + written, capacity - written, T(0));
       return ffi::Error::Success();
     });
   });

@@ -31,12 +31,8 @@ ffi::Error Settle(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ff
                   ffi::RemainingArgs, ffi::RemainingRets, int64_t dense_layers, int64_t unit,
                   int64_t value_codec);
 
-ffi::Error GatherMessages(ffi::Buffer<ffi::U32> message, ffi::ResultBuffer<ffi::U32> out,
-                          int64_t number);
-ffi::Error GatherMessagesStart(ffi::Buffer<ffi::U32> message, ffi::ResultBuffer<ffi::U32> token,
-                               int64_t number);
-ffi::Error GatherMessagesWait(ffi::Buffer<ffi::U32> token, ffi::ResultBuffer<ffi::U32> out,
-                              int64_t number);
+ffi::Error GatherMessages(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> message,
+                          ffi::ResultBuffer<ffi::U32> out, int64_t number);
 
 ffi::Error ReduceMessages(ffi::ThreadPool, ffi::Buffer<ffi::U32> control,
                           ffi::Buffer<ffi::U32> message, ffi::RemainingArgs,

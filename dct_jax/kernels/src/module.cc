@@ -98,17 +98,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DctQsgdSum, dct::QsgdSum,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessages, dct::GatherMessages,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .Attr<int64_t>("channel"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessagesStart, dct::GatherMessagesStart,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .Attr<int64_t>("channel"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessagesWait, dct::GatherMessagesWait,
-                              ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::U32>>()
                                   .Ret<ffi::Buffer<ffi::U32>>()
                                   .Attr<int64_t>("channel"));
@@ -189,8 +178,6 @@ PyObject* handlers(PyObject*, PyObject*) {
   add("qsgd_encode", DctQsgdEncode);
   add("qsgd_sum", DctQsgdSum);
   add("gather_messages", DctGatherMessages);
-  add("gather_messages_start", DctGatherMessagesStart);
-  add("gather_messages_wait", DctGatherMessagesWait);
   add("reduce_messages", DctReduceMessages);
   add("reduce_messages_start", DctReduceMessagesStart);
   add("reduce_messages_wait", DctReduceMessagesWait);
@@ -252,6 +239,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in native.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 4);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 6);
   return self;
 }

@@ -17,6 +17,7 @@ enum class Op : int64_t { kSum = 0, kMax = 1, kMin = 2, kProduct = 3, kOr = 4 };
 
 template <typename T, Op op>
 struct Operation {
+  static constexpr Op kOp = op;
   static T neutral() {
     if constexpr (op == Op::kMax) {
       return std::is_floating_point_v<T> ? -std::numeric_limits<T>::infinity()
@@ -168,6 +169,13 @@ Vec<T> slice(const Vec<T>& whole, int64_t begin, int64_t size) {
   return out;
 }
 
+// How many coordinates somebody has sent, as far as one can tell: dense, those that are not neutral.
+template <typename O, typename T>
+int64_t present(const Vec<T>& v) {
+  if (!v.dense) return v.count;
+  return v.size - int64_t(std::count(v.value, v.value + v.size, O::neutral()));
+}
+
 // Numbers that travel with every vector, so that all workers know them at the end.
 struct Meta {
   uint64_t nonfinite = 0, corrupt = 0;  // workers
@@ -175,6 +183,7 @@ struct Meta {
   uint64_t encoded = 0, missing = 0;    // words of all messages
   uint64_t entries = 0;                 // of all messages
   uint64_t sent = 0;                    // bytes that these workers have sent, frame heads included
+  uint64_t present = 0;                 // coordinates of the result that somebody has sent
 
   void add(const Meta& other) {
     nonfinite += other.nonfinite;
@@ -184,6 +193,7 @@ struct Meta {
     missing += other.missing;
     entries += other.entries;
     sent += other.sent;
+    present += other.present;
   }
 };
 
