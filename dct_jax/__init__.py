@@ -21,6 +21,7 @@ from dct_jax.contract import Collective, Compressor, Room, whole_room
 from dct_jax.transforms import (
     CompressedMeanState,
     accumulate,
+    bucketed_mean,
     compressed_mean,
     dct_dp,
     dense_mean,
@@ -28,6 +29,7 @@ from dct_jax.transforms import (
     local_value_and_grad,
     make_mesh,
     simulate,
+    stale_mean,
     state_specs,
     vmap_axes,
 )
@@ -36,8 +38,8 @@ from dct_jax.version import __version__
 
 __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'Stream', 'Transport', 'accumulate',
-    'all_gather', 'block_top_k', 'bucket_top_k', 'cast', 'compressed_mean', 'connect', 'dct_dp',
+    'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean', 'cast', 'compressed_mean', 'connect', 'dct_dp',
     'dct_threshold', 'dense_mean', 'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh',
-    'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'state_specs', 'top_k', 'vmap_axes',
+    'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'stale_mean', 'state_specs', 'top_k', 'vmap_axes',
     'whole_room', '__version__',
 ]

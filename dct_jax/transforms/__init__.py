@@ -3,6 +3,7 @@
 from dct_jax.transforms.accumulate import AccumulateState, accumulate
 from dct_jax.transforms.aliases import dct_dp, dense_mean
 from dct_jax.transforms.compressed_mean import CompressedMeanState, Stats, compressed_mean
+from dct_jax.transforms.overlap import StaleMeanState, bucketed_mean, stale_mean
 from dct_jax.transforms.placement import (
     init,
     local_value_and_grad,
@@ -13,6 +14,7 @@ from dct_jax.transforms.placement import (
 from dct_jax.transforms.simulate import simulate
 
 __all__ = [
-    'AccumulateState', 'CompressedMeanState', 'Stats', 'accumulate', 'compressed_mean', 'dct_dp',
-    'dense_mean', 'init', 'local_value_and_grad', 'make_mesh', 'simulate', 'state_specs', 'vmap_axes',
+    'AccumulateState', 'CompressedMeanState', 'StaleMeanState', 'Stats', 'accumulate', 'bucketed_mean',
+    'compressed_mean', 'dct_dp', 'dense_mean', 'init', 'local_value_and_grad', 'make_mesh', 'simulate',
+    'stale_mean', 'state_specs', 'vmap_axes',
 ]

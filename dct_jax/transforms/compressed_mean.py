@@ -13,7 +13,7 @@ from jax import lax
 from dct_jax import axes, kernels
 from dct_jax.collectives import all_gather
 from dct_jax.compressors import drain, empty_residual
-from dct_jax.contract import CLEAR, KEEP, TAKE_BACK, Collective, Compressor, Receipt, as_bytes
+from dct_jax.contract import CLEAR, KEEP, TAKE_BACK, Collective, Compressor, Packed, Receipt, as_bytes
 from dct_jax.transforms import checks
 
 POLICIES = ('skip', 'raise', 'pass')
@@ -47,7 +47,7 @@ def compressed_mean(
     mask: Any | Callable[[Any], Any] | None = None,
     nonfinite: str = 'skip',
     seed: int = 0,
-) -> optax.GradientTransformation:
+) -> CompressedMean:
   """Replaces each worker's own gradient by the mean of what all workers' messages say.
 
   Chain it before the optimizer; give it local gradients that nobody has averaged yet
@@ -103,14 +103,13 @@ def compressed_mean(
         compressor=compressor.init(layers), collective=collective.init(compressor.size(layers)),
         stats=Stats(receipt, zero(), zero(), zero(jnp.float32)))
 
-  def update(updates, state, params=None):
-    del params
+  def pack(updates, state):
+    """Compresses; the state that comes back has the residual and the compressor's state after it."""
     layers, exact = checks.split_layers(updates, mask)
     checks.check_layers((*layers, *exact), 'gradients')
     layers, exact = checks.check_local((layers, exact), state.worker, axis_name)
     if compressor.feedback:
       checks.check_residual(layers, state.residual)
-    workers = axes.axis_size(axis_name)
     worker = lax.axis_index(axis_name).astype(jnp.uint32) if axis_name is not None else jnp.uint32(0)
     live = kernels.all_finite((*layers, *exact)).reshape(())
 
@@ -118,27 +117,87 @@ def compressed_mean(
     if compressor.feedback and compressor.feedback.drain_period:
       residual, drained = _drain(residual, compressor.feedback.drain_period, state.step, worker,
                                  seed, axis_name)
-    room = collective.room(state.collective, compressor.size(layers), workers)
-    room = room._replace(live=live, worker=worker)
+    room = _room(state, layers)._replace(live=live, worker=worker)
     packed = compressor.compress(
         layers, residual if compressor.feedback else None, state.compressor, room)
-    reduced = collective.reduce(
-        compressor, layers, packed, state.compressor, state.collective, room, axis_name)
+    stats = state.stats._replace(drained=state.stats.drained + drained)
+    new = state._replace(step=state.step + 1, worker=worker.reshape(1), residual=packed.residual or (),
+                         compressor=packed.state, stats=stats)
+    return Parcel(packed.message, state.compressor, live, layers, exact), new
+
+  def _room(state, layers):
+    return collective.room(state.collective, compressor.size(layers), axes.axis_size(axis_name))
+
+  def _arguments(parcel, state):
+    room = _room(state, parcel.layers)._replace(live=parcel.live)
+    packed = Packed(parcel.message, state.residual if compressor.feedback else None, None)
+    return compressor, parcel.layers, packed, parcel.compressor, state.collective, room, axis_name
+
+  def send(parcel, state):
+    """Starts the exchange if the collective can do that in the background."""
+    return None if collective.start is None else collective.start(*_arguments(parcel, state))
+
+  def receive(handle, parcel, state):
+    """Ends the exchange: the means of the layers and of what the mask left out, and the state after it."""
+    workers = axes.axis_size(axis_name)
+    if handle is None or collective.wait is None:
+      reduced = collective.reduce(*_arguments(parcel, state))
+    else:
+      reduced = collective.wait(handle, compressor, parcel.layers, state.collective, axis_name)
     bad = (reduced.nonfinite + reduced.corrupt) > 0
-    if packed.residual is not None:
+    residual = state.residual
+    if compressor.feedback:
       mode = jnp.where(bad, TAKE_BACK, jnp.where(reduced.dense, CLEAR, KEEP))
-      residual = compressor.settle(mode, packed.message, packed.residual, state.compressor)
+      residual = compressor.settle(mode, parcel.message, residual, parcel.compressor)
 
     means = [_unless(bad, x / workers, nonfinite) for x in reduced.layers]
-    rest = [_unless(bad, x, nonfinite) for x in _exact_mean(exact, live, axis_name)]
+    rest = [_unless(bad, x, nonfinite) for x in _exact_mean(parcel.exact, parcel.live, axis_name)]
     _maybe_raise(reduced, nonfinite)
-    receipt = _with_exact(reduced.receipt, layers, exact, workers)
+    receipt = _with_exact(reduced.receipt, parcel.layers, parcel.exact, workers)
     stats = Stats(receipt, state.stats.nonfinite + reduced.nonfinite,
-                  state.stats.corrupt + reduced.corrupt, state.stats.drained + drained)
-    return checks.merge_layers(updates, mask, means, rest), CompressedMeanState(
-        state.step + 1, worker.reshape(1), residual, packed.state, reduced.state, stats)
+                  state.stats.corrupt + reduced.corrupt, state.stats.drained)
+    return means, rest, state._replace(residual=residual, collective=reduced.state, stats=stats)
 
-  return optax.GradientTransformation(init, update)
+  def update(updates, state, params=None):
+    del params
+    parcel, state = pack(updates, state)
+    means, rest, state = receive(None, parcel, state)
+    return checks.merge_layers(updates, mask, means, rest), state
+
+  parts = Parts(_room, pack, send, receive, lambda layers, means, rest: checks.merge_layers(layers, mask, means, rest))
+  return CompressedMean(init, update, parts, compressor)
+
+
+class Parcel(NamedTuple):
+  """A message between packing and delivery."""
+
+  message: jax.Array
+  compressor: Any  # the compressor's state that it was packed with
+  live: jax.Array
+  layers: tuple[jax.Array, ...]
+  exact: tuple[jax.Array, ...]  # what the mask left out
+
+
+class Parts(NamedTuple):
+  """What an update consists of, for transformations that let time pass in between (`overlap.py`)."""
+
+  room: Callable  # (state, layers) -> Room
+  pack: Callable  # (updates, state) -> (Parcel, state)
+  send: Callable  # (Parcel, state) -> handle or None
+  receive: Callable  # (handle or None, Parcel, state) -> (means, exact means, state)
+  merge: Callable  # (updates, means, exact means) -> updates
+
+
+class CompressedMean(optax.GradientTransformation):
+  """An `optax.GradientTransformation` that can also be taken apart."""
+
+  parts: Parts
+  compressor: Compressor
+
+  def __new__(cls, init, update, parts, compressor):
+    self = super().__new__(cls, init, update)
+    self.parts, self.compressor = parts, compressor
+    return self
 
 
 def _drain(residual, period, step, worker, seed, axis_name):

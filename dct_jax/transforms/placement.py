@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dct_jax import axes
 from dct_jax.transforms.accumulate import AccumulateState
 from dct_jax.transforms.compressed_mean import CompressedMeanState
+from dct_jax.transforms.overlap import StaleMeanState
 
 
 def make_mesh(workers: int | None = None, axis_name: str = 'data') -> Mesh:
@@ -86,6 +87,9 @@ def _known_specs(state, axis_name):
       per_worker = lambda x: shard if x.shape else whole
       return specs._replace(worker=shard, residual=jax.tree.map(lambda _: shard, node.residual),
                             compressor=jax.tree.map(per_worker, node.compressor))
+    if isinstance(node, StaleMeanState):
+      per_worker = lambda x: shard if x.shape else whole
+      return StaleMeanState(known(node.mean), shard, jax.tree.map(per_worker, node.compressor), shard)
     if isinstance(node, AccumulateState):
       return specs._replace(pending=tuple(shard for _ in node.pending),
                             inner=_known_specs(node.inner, axis_name))
@@ -98,7 +102,7 @@ def _known_specs(state, axis_name):
                             inner_opt_state=_known_specs(node.inner_opt_state, axis_name))
     return specs
 
-  kinds = (CompressedMeanState, AccumulateState, optax.MultiStepsState)
+  kinds = (CompressedMeanState, StaleMeanState, AccumulateState, optax.MultiStepsState)
   special = lambda n: isinstance(n, kinds)
   return jax.tree.map(known, state, is_leaf=special)
 

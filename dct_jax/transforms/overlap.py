@@ -1,0 +1,135 @@
+"""Exchanges that run while the program computes: SparCML's non-blocking operations.
+
+Both transformations are for collectives with a transport (`sparse_all_reduce(..., transport)`), whose exchanges
+run on a thread of their own. With other collectives the results are the same and nothing overlaps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from dct_jax.contract import whole_room
+from dct_jax.transforms.compressed_mean import CompressedMean, CompressedMeanState, Parcel
+
+
+def bucketed_mean(make: Callable[[], CompressedMean], buckets: int = 4) -> optax.GradientTransformation:
+  """Several compressed means, each of some layers, whose exchanges overlap the rest of the backward pass.
+
+  As soon as the gradients of a bucket are there they are packed and on their way; the last layers come first. The
+  update waits for all of them. More buckets overlap better, and each costs its rounds.
+
+  Args:
+    make: makes a compressed mean (`dct_dp`, `compressed_mean`) with a collective of its own; called once for each
+      bucket, in the same order on all processes.
+    buckets: how many; layers are dealt out in order, about equally many entries to each.
+
+  Returns:
+    An `optax.GradientTransformation`; its state is a tuple of those of the buckets.
+  """
+  if buckets < 1:
+    raise ValueError(f'buckets must be at least 1, got {buckets=}')
+  means = [make() for _ in range(buckets)]
+
+  def init(params):
+    return tuple(m.init(part) for m, part in zip(means, _deal(params, buckets), strict=True))
+
+  def update(updates, state, params=None):
+    del params
+    parts = _deal(updates, buckets)
+    flights: list[Any] = [None] * buckets
+    for i in reversed(range(buckets)):  # the backward pass ends with the first layers
+      if parts[i]:
+        parcel, packed = means[i].parts.pack(parts[i], state[i])
+        flights[i] = (means[i].parts.send(parcel, packed), parcel, packed)
+    flights = _after_all(flights)
+    out, states = [], []
+    for i, flight in enumerate(flights):
+      if flight is None:
+        states.append(state[i])
+        continue
+      *delivered, after = means[i].parts.receive(*flight)
+      out += jax.tree.leaves(means[i].parts.merge(parts[i], *delivered))
+      states.append(after)
+    return jax.tree.unflatten(jax.tree.structure(updates), out), tuple(states)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _deal(tree, buckets):
+  """The leaves of a tree in order, in lists of about equally many entries."""
+  leaves = jax.tree.leaves(tree)
+  total, parts, seen = sum(math.prod(x.shape) for x in leaves), [[] for _ in range(buckets)], 0  # type: ignore
+  for x in leaves:
+    middle = seen + math.prod(x.shape) / 2
+    parts[min(int(buckets * middle / max(total, 1)), buckets - 1)].append(x)
+    seen += math.prod(x.shape)
+  return parts
+
+
+def _after_all(flights):
+  """The same, but no handle is there before all are: nobody waits while something is still to be sent."""
+  handles = [f[0] for f in flights if f is not None and f[0] is not None]
+  if not handles:
+    return flights
+  ready = iter(lax.optimization_barrier(handles))
+  return [f if f is None or f[0] is None else (next(ready), *f[1:]) for f in flights]
+
+
+class StaleMeanState(NamedTuple):
+  """State of `stale_mean`."""
+
+  mean: CompressedMeanState  # after the message was packed
+  message: jax.Array  # uint32[capacity], by worker: what the next step will send
+  compressor: Any  # the compressor's state that it was packed with
+  live: jax.Array  # uint32[1], by worker
+
+
+def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
+  """Sends the gradients of a step while the next step computes its own; updates are one step late.
+
+  Not in the paper. Step t exchanges the message of step t - 1 and applies it, in the background of its own forward
+  and backward pass; then it packs its own. Error feedback is as without it: the message that is on its way is in
+  the state, and a checkpoint keeps it. The first update is zero.
+
+  Args:
+    mean: a compressed mean with error feedback, without a mask.
+
+  Returns:
+    An `optax.GradientTransformation`. Its state cannot be restored onto another number of workers.
+  """
+  if not isinstance(mean, CompressedMean) or mean.compressor.feedback is None:
+    raise ValueError('stale_mean is for a compressed mean with error feedback (dct_dp, or compressed_mean of '
+                     f'error_feedback(...)), got {mean=}')
+
+  def init(params):
+    layers = tuple(jnp.zeros(x.shape, jnp.float32) for x in jax.tree.leaves(params))
+    state = mean.init(params)
+    # Nothing fits a room of no words: an empty message.
+    room = whole_room(mean.compressor, layers)._replace(words=0)
+    packed = mean.compressor.compress(layers, layers, state.compressor, room)
+    return StaleMeanState(state, packed.message, jax.tree.map(jnp.copy, state.compressor), jnp.ones(1, jnp.uint32))
+
+  def update(updates, state, params=None):
+    del params
+    like = tuple(jnp.zeros(x.shape, jnp.float32) for x in jax.tree.leaves(updates))
+    message = state.message[:mean.parts.room(state.mean, like).capacity]
+    parcel = Parcel(message, state.compressor, state.live.reshape(()), like, ())
+    handle = mean.parts.send(parcel, state.mean)
+    if handle is not None:
+      # The gradients are there before anybody waits: until then the exchange runs in the background.
+      leaves, handle = lax.optimization_barrier((jax.tree.leaves(updates), handle))
+      updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
+    means, rest, after = mean.parts.receive(handle, parcel, state.mean)
+    out = mean.parts.merge(updates, means, rest)
+    parcel, packed = mean.parts.pack(updates, after)
+    message = jnp.pad(parcel.message, (0, state.message.size - parcel.message.size))
+    return out, StaleMeanState(packed, message, parcel.compressor, parcel.live.reshape(1))
+
+  return optax.GradientTransformation(init, update)
