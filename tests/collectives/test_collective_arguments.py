@@ -95,7 +95,8 @@ def test_auto_needs_costs_of_as_many_workers():
 
 
 @pytest.mark.parametrize('factory', [
-    dct_jax.qsgd, dct_jax.identity, lambda: dct_jax.random_k(0.1, shared=True)], ids=['qsgd', 'identity', 'shared'])
+    dct_jax.qsgd, dct_jax.identity, lambda: dct_jax.random_k(0.1, shared=True)],
+    ids=['qsgd', 'identity', 'shared'])
 def test_compressors_without_a_stream_are_refused_with_and_without_a_transport(factory):
   with pytest.raises(ValueError, match='sparse_all_reduce adds up sparse streams'):
     dct_jax.compressed_mean(factory(), sparse_all_reduce('split_all_gather'))
