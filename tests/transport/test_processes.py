@@ -70,8 +70,11 @@ def test_processes_equal_the_simulation_and_have_sent_what_they_say(tmp_path):
     traffic = np.mean([s['traffic'] for s in saved])
     assert traffic > 1000
     assert abs(traffic - saved[0]['sent']) <= 8 * process.STEPS  # every step's mean is rounded
-  sent = [float(load(tmp_path / f'{name}0.npz')['sent']) for name in ('split_all_gather', 'auto')]
-  assert sent[0] == sent[1]  # which is what these costs ask for
+  sent = {name: float(load(tmp_path / f'{name}0.npz')['sent']) for name in process.COLLECTIVES}
+  # These costs ask for few bytes. The model leaves out the heads of frames (112 bytes to each of the others, twice
+  # a step in a split), and with messages as small as these they can turn the order.
+  heads = process.STEPS * 2 * (process.WORKERS - 1) * 112
+  assert sent.pop('auto') <= min(sent.values()) + heads
 
 
 def test_after_a_death_the_others_say_who_and_a_second_launch_goes_on(tmp_path):
@@ -94,7 +97,7 @@ def test_after_a_death_the_others_say_who_and_a_second_launch_goes_on(tmp_path):
     assert children[i].returncode > 0
     # The mean of the losses is XLA's, and may come first.
     assert re.search(r'dct_jax: worker \d \(127\.0\.0\.1:\d+\) (has closed|cannot be)|'
-                     r'Gloo all-reduce failed: .* Connection closed by peer', outputs[i]), outputs[i]
+                     r'Gloo all-reduce failed: .*(Connection|peer)', outputs[i]), outputs[i]
 
   assert f'resumed at step {process.DEATH // 2 * 2 - 2}' in run('resume', tmp_path)
   for me in range(process.WORKERS):
