@@ -71,7 +71,7 @@ def test_processes_equal_the_simulation_and_have_sent_what_they_say(tmp_path):
     assert traffic > 1000
     assert abs(traffic - saved[0]['sent']) <= 8 * process.STEPS  # every step's mean is rounded
   sent = {name: float(load(tmp_path / f'{name}0.npz')['sent']) for name in process.COLLECTIVES}
-  # These costs ask for few bytes. The model leaves out the heads of frames (112 bytes to each of the others, twice
+  # These costs ask for few bytes. The model leaves out the heads of frames (112 bytes to every other, twice
   # a step in a split), and with messages as small as these they can turn the order.
   heads = process.STEPS * 2 * (process.WORKERS - 1) * 112
   assert sent.pop('auto') <= min(sent.values()) + heads
