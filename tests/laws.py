@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import dct_jax
-from dct_jax.collectives import all_gather, psum
+from dct_jax.collectives import all_gather, psum, sparse_all_reduce
+from dct_jax.transport.calls import ALGORITHMS
 
 # name -> (factory(value_codec), the collective that carries it)
 COMPRESSORS = {
@@ -27,14 +28,20 @@ COMPRESSORS = {
     'random_k_shared': (lambda v: dct_jax.random_k(0.2, shared=True), 'psum'),
     'identity': (lambda v: dct_jax.identity(), 'psum'),
 }
+# Those of sparse_all_reduce; 'all_gather' is the collective of that name.
+REDUCTIONS = tuple(a for a in ('auto', *ALGORITHMS) if a != 'all_gather')
 COLLECTIVES = {
     'all_gather': lambda: all_gather(rungs=3, dense_fallback=False),
     'all_gather_dense': lambda: all_gather(rungs=2, dense_fallback=True),
     'psum': psum,
+    **{name: lambda name=name: sparse_all_reduce(name, dense_fallback=False, rungs=3) for name in REDUCTIONS},
 }
 PAIRS = [(name, 'all_gather') for name, (_, c) in COMPRESSORS.items() if c == 'all_gather'] + [
     ('dct', 'all_gather_dense'), ('qsgd', 'all_gather_dense'), ('random_k_shared', 'psum'),
-    ('identity', 'psum')]
+    ('identity', 'psum')] + [
+    ('top_k', 'recursive_double'), ('block_top_k', 'recursive_double'), ('dct', 'split_all_gather'),
+    ('top_k', 'dsar'), ('bucket_top_k', 'auto'), ('random_k', 'dense')]
+BITWISE = ('all_gather', *REDUCTIONS)  # a dense psum may add in another order
 ROUNDED = {'qsgd'}  # what such a quantizer sends and keeps adds up to rounding only, not bit for bit
 SHAPES = ((17, 13), (), (5,), (257,), (8, 3, 2))  # odd sizes, a scalar, a layer that travels dense
 
@@ -63,5 +70,5 @@ def decoded(compressor, message, layers, state):
   return compressor.decompress(message[None], layers, state).layers
 
 
-__all__ = ['COLLECTIVES', 'COMPRESSORS', 'PAIRS', 'ROUNDED', 'SHAPES', 'decoded',
+__all__ = ['BITWISE', 'COLLECTIVES', 'COMPRESSORS', 'PAIRS', 'ROUNDED', 'SHAPES', 'decoded',
            'gradients', 'make', 'vmap_runner']

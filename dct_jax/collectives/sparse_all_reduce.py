@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dct_jax import axes, kernels
 from dct_jax.collectives.all_gather import all_gather, check_size
@@ -33,7 +34,7 @@ class SparseAllReduceState(NamedTuple):
 
 def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = None, *,
                       costs: Costs | None = None, bits: int = 0, bucket: int = 1024, delta: float = DELTA,
-                      index_codec: str = 'auto', dense_fallback: bool = True) -> Collective:
+                      index_codec: str = 'auto', dense_fallback: bool = True, rungs: int = 16) -> Collective:
   """The sum of sparse messages by one of SparCML's algorithms, or by the one that should be fastest.
 
   - `'all_gather'`: everybody's message to everybody. Best for disjoint indices and few workers.
@@ -58,6 +59,7 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
     index_codec: how indices travel between workers: 'auto' is the shortest; 'int32', 'gap16', 'rice', 'bitmap'.
     dense_fallback: whether everything pending is summed densely when messages outgrow that (and, with 'auto',
       when it should be faster).
+    rungs: of the all-gather without a transport.
 
   Returns:
     A `Collective` for compressors whose messages are sparse streams.
@@ -65,7 +67,7 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
   _check_arguments(algorithm, bits, costs, transport)
   settings = Settings(index_codec, delta, bits, bucket).check()
   if transport is None:
-    portable = all_gather(dense_fallback=dense_fallback, decode=partial(_replay, algorithm, settings))
+    portable = all_gather(rungs, dense_fallback, decode=partial(_replay, algorithm, settings))
     return portable._replace(check=_check_stream)
   channel = transport.open()
 
@@ -162,9 +164,9 @@ def _check_stream(compressor):
 def _replay(algorithm, settings, compressor, gathered, layers, state) -> Unpacked:
   """What the algorithm's order of additions makes of everybody's messages."""
   if algorithm == 'recursive_double':
-    alone = [compressor.decompress(gathered[i:i + 1], layers, state) for i in range(gathered.shape[0])]
-    sums = _butterfly([u.layers for u in alone])
-    return Unpacked(sums, *(jnp.concatenate([getattr(u, name) for u in alone]) for name in ('intact', 'entries')))
+    alone = lax.map(lambda message: compressor.decompress(message[None], layers, state), gathered)
+    vectors = [tuple(x[i] for x in alone.layers) for i in range(gathered.shape[0])]
+    return Unpacked(_butterfly(vectors), alone.intact.reshape(-1), alone.entries.reshape(-1))
   unpacked = compressor.decompress(gathered, layers, state)
   if algorithm != 'dsar' or not settings.bits:
     return unpacked

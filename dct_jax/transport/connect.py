@@ -40,7 +40,7 @@ class Transport:
   """
 
   def __init__(self, rank: int, size: int, dial: Callable[[], tuple[list[int], list[str]]], timeout: float):
-    if timeout <= 0:
+    if not timeout > 0:  # NaN included
       raise ValueError(f'timeout must be positive, got {timeout=}')
     self.rank, self.size, self._timeout = rank, size, timeout
     self._dial, self._channels = dial, []  # type: ignore[var-annotated]

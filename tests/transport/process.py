@@ -1,0 +1,96 @@
+"""What one of several real processes does: trainings over a transport, one that dies, one that goes on.
+
+    python process.py TASK DIRECTORY
+"""
+
+import os
+import pathlib
+import signal
+import sys
+
+import jax
+import numpy as np
+import optax
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'train'))
+
+import program
+
+import dct_jax
+from dct_jax import train
+from dct_jax.collectives import Costs, all_gather, sparse_all_reduce
+
+WORKERS, STEPS, DEATH, LAST = 3, 5, 6, 8
+COSTS = Costs.of_network(WORKERS, 1e3, 0.0)  # bytes decide
+# name -> transport or None -> collective. Without a transport they go through XLA.
+COLLECTIVES = {
+    'gather_messages': lambda t: all_gather(transport=t),
+    'all_gather': lambda t: sparse_all_reduce('all_gather', t),
+    'split_all_gather': lambda t: sparse_all_reduce('split_all_gather', t),
+    'recursive_double': lambda t: sparse_all_reduce('recursive_double', t),
+    'auto': lambda t: sparse_all_reduce('auto', t, costs=COSTS, dense_fallback=False),
+}
+
+
+def make(name, transport=None):
+  mean = dct_jax.compressed_mean(
+      dct_jax.error_feedback(dct_jax.top_k(0.05)), COLLECTIVES[name](transport), 'data')
+  return program.Program(WORKERS, optax.chain(mean, optax.sgd(0.05, momentum=0.9)))
+
+
+def batches(mesh, start=0):
+  """Those of `program`, the third one without numbers on worker 1."""
+  for step, batch in enumerate(program.make_batches(mesh, start), start):
+    if step == 2:
+      row = np.arange(4 * WORKERS)[:, None] // 4
+      holes = np.where(row == 1, np.nan, 1.0).astype(np.float32)
+      bad = jax.make_array_from_callback(holes.shape, batch['x'].sharding, lambda at: holes[at])
+      batch = batch | {'x': batch['x'] * bad}
+    yield batch
+
+
+def run(p, steps, params=None, state=None, start=0, **kwargs):
+  return train.run(p.step, p.params if params is None else params, p.state if state is None else state,
+                   batches(p.mesh, start), steps=steps, start=start, log_every=1, progress=False, **kwargs)
+
+
+def save(path, result, **numbers):
+  """Parameters and residuals of this process, which do not depend on the collective; and a few numbers."""
+  state = result.opt_state[0].residual
+  losses = np.array([line['loss'] for line in result.history])
+  np.savez(path, *program.local_bytes((result.params, state)), losses=losses,
+           skipped=np.asarray(result.opt_state[0].stats.nonfinite),
+           sent=result.history[-1]['total_sent_bytes'], **numbers)
+
+
+def main(task, directory):
+  train.start()
+  directory, me = pathlib.Path(directory), jax.process_index()
+  transport = dct_jax.connect(dct_jax.make_mesh(), timeout=20.0)
+  checkpoints = train.Checkpoints(directory / 'saved', {})
+  if task == 'train':
+    for name in COLLECTIVES:
+      before = transport.traffic().sent_bytes
+      result = run(make(name, transport), STEPS)
+      save(directory / f'{name}{me}.npz', result, traffic=transport.traffic().sent_bytes - before)
+  elif task == 'die':
+    p, calls = make('split_all_gather', transport), iter(range(LAST))
+    step = p.step
+
+    def dangerous(*args):
+      if next(calls) == DEATH - 1 and me == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+      return step(*args)
+
+    p.step = dangerous
+    run(p, LAST, checkpoints=checkpoints, checkpoint_every=2)
+  else:
+    p = make('split_all_gather', transport)
+    params, state, at = checkpoints.restore(p.params, p.state, p.specs, p.mesh)
+    print(f'resumed at step {at}', flush=True)
+    result = run(p, LAST, params, state, at)
+    save(directory / f'resumed{me}.npz', result, step=np.asarray(result.opt_state[0].collective.step))
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
