@@ -162,7 +162,8 @@ class Collective(NamedTuple):
     check: compressor -> None; raises ValueError for one that it cannot carry.
     start: the arguments of `reduce` -> handle, while the exchange runs in the background; None when the
       collective cannot do that.
-    wait: (handle, compressor, layers, the state that `start` was given, axis_name) -> Reduced.
+    wait: (handle, the same arguments) -> Reduced, now or in a later program; what was not started in this
+      process (it has restored a checkpoint) is done now.
   """
 
   init: Callable[[Size], Any]

@@ -116,13 +116,10 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
     positional, named = arguments(compressor, layers, packed, state, room)
     return start_messages(*positional, **named)
 
-  def wait(handle, compressor, layers, state, axis_name):
-    del axis_name
-    layout = compressor.stream.layout(layers)
-    sparse, dense = layout.split(layers)
-    chosen = choose(state, compressor.size(layers), transport.size)
-    out = wait_messages(handle, (*sparse, *dense), channel, dense_layers=len(dense), unit=compressor.stream.unit)
-    return finish(compressor, layers, state, chosen, *out)
+  def wait(handle, compressor, layers, packed, old_state, state, room, axis_name):
+    del old_state, axis_name
+    positional, named = arguments(compressor, layers, packed, state, room)
+    return finish(compressor, layers, state, named['algorithm'], *wait_messages(handle, *positional, **named))
 
   def finish(compressor, layers, state, chosen, info, sums):
     layout = compressor.stream.layout(layers)

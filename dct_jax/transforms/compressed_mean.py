@@ -143,7 +143,7 @@ def compressed_mean(
     if handle is None or collective.wait is None:
       reduced = collective.reduce(*_arguments(parcel, state))
     else:
-      reduced = collective.wait(handle, compressor, parcel.layers, state.collective, axis_name)
+      reduced = collective.wait(handle, *_arguments(parcel, state))
     bad = (reduced.nonfinite + reduced.corrupt) > 0
     residual = state.residual
     if compressor.feedback:

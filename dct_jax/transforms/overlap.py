@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from dct_jax.contract import whole_room
 from dct_jax.transforms.compressed_mean import CompressedMean, CompressedMeanState, Parcel
@@ -76,27 +75,37 @@ def _deal(tree, buckets):
 def _after_all(flights):
   """The same, but no handle is there before all are: nobody waits while something is still to be sent."""
   handles = [f[0] for f in flights if f is not None and f[0] is not None]
-  if not handles:
-    return flights
-  ready = iter(lax.optimization_barrier(handles))
-  return [f if f is None or f[0] is None else (next(ready), *f[1:]) for f in flights]
+  return [f if f is None or f[0] is None else (_after(f[0], handles), *f[1:]) for f in flights]
+
+
+def _after(handle, arrays):
+  """The same handle, but not there before all arrays are.
+
+  XLA:CPU drops optimization barriers before it schedules; what it cannot drop is a number that depends on data.
+  Handles are zero, but only we know; whatever is not zero stands for the same.
+  """
+  for x in arrays:
+    first = x.reshape(-1)[:1]
+    handle = handle + (first != first).astype(jnp.uint32) if jnp.issubdtype(x.dtype, jnp.floating) else handle | first
+  return handle
 
 
 class StaleMeanState(NamedTuple):
   """State of `stale_mean`."""
 
-  mean: CompressedMeanState  # after the message was packed
-  message: jax.Array  # uint32[capacity], by worker: what the next step will send
+  mean: CompressedMeanState  # after the message was packed, before its exchange ended
+  message: jax.Array  # uint32[capacity], by worker: what is on its way
   compressor: Any  # the compressor's state that it was packed with
   live: jax.Array  # uint32[1], by worker
+  handle: jax.Array  # uint32[1]
 
 
 def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
   """Sends the gradients of a step while the next step computes its own; updates are one step late.
 
-  Not in the paper. Step t exchanges the message of step t - 1 and applies it, in the background of its own forward
-  and backward pass; then it packs its own. Error feedback is as without it: the message that is on its way is in
-  the state, and a checkpoint keeps it. The first update is zero.
+  Not in the paper. A step ends by starting the exchange of its message; the next step waits for it after its own
+  backward pass, and applies it. Error feedback is as without it: the message that is on its way is in the
+  state, and a checkpoint keeps it. The first update is zero.
 
   Args:
     mean: a compressed mean with error feedback, without a mask.
@@ -107,6 +116,7 @@ def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
   if not isinstance(mean, CompressedMean) or mean.compressor.feedback is None:
     raise ValueError('stale_mean is for a compressed mean with error feedback (dct_dp, or compressed_mean of '
                      f'error_feedback(...)), got {mean=}')
+  no_handle = lambda: jnp.zeros(1, jnp.uint32)
 
   def init(params):
     layers = tuple(jnp.zeros(x.shape, jnp.float32) for x in jax.tree.leaves(params))
@@ -114,22 +124,23 @@ def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
     # Nothing fits a room of no words: an empty message.
     room = whole_room(mean.compressor, layers)._replace(words=0)
     packed = mean.compressor.compress(layers, layers, state.compressor, room)
-    return StaleMeanState(state, packed.message, jax.tree.map(jnp.copy, state.compressor), jnp.ones(1, jnp.uint32))
+    return StaleMeanState(state, packed.message, jax.tree.map(jnp.copy, state.compressor),
+                          jnp.ones(1, jnp.uint32), no_handle())
 
   def update(updates, state, params=None):
     del params
     like = tuple(jnp.zeros(x.shape, jnp.float32) for x in jax.tree.leaves(updates))
     message = state.message[:mean.parts.room(state.mean, like).capacity]
-    parcel = Parcel(message, state.compressor, state.live.reshape(()), like, ())
-    handle = mean.parts.send(parcel, state.mean)
-    if handle is not None:
-      # The gradients are there before anybody waits: until then the exchange runs in the background.
-      leaves, handle = lax.optimization_barrier((jax.tree.leaves(updates), handle))
-      updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
-    means, rest, after = mean.parts.receive(handle, parcel, state.mean)
-    out = mean.parts.merge(updates, means, rest)
+    before = Parcel(message, state.compressor, state.live.reshape(()), like, ())
+    # The gradients are there before anybody waits: until then the exchange runs in the background.
+    handle = _after(state.handle, jax.tree.leaves(updates))
+    means, rest, after = mean.parts.receive(handle, before, state.mean)
     parcel, packed = mean.parts.pack(updates, after)
+    if parcel.exact:
+      raise ValueError('stale_mean cannot delay what a mask leaves out; use a mean without mask')
+    handle = mean.parts.send(parcel, packed)
     message = jnp.pad(parcel.message, (0, state.message.size - parcel.message.size))
-    return out, StaleMeanState(packed, message, parcel.compressor, parcel.live.reshape(1))
+    return mean.parts.merge(updates, means, rest), StaleMeanState(
+        packed, message, parcel.compressor, parcel.live.reshape(1), no_handle() if handle is None else handle)
 
   return optax.GradientTransformation(init, update)

@@ -104,7 +104,8 @@ def _layer_shapes(layers):
 
 
 def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm,
-                    seed=0, bulk=0, pending: Sequence = (), dense_layers=0, unit=1, value_codec='float32'):
+                    seed=0, bulk=0, started=0, pending: Sequence = (), dense_layers=0, unit=1,
+                    value_codec='float32'):
   """The sum of all workers' messages, by an algorithm that is chosen at run time.
 
   Args:
@@ -115,6 +116,7 @@ def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings
     algorithm: number in `ALGORITHMS`, equal on all workers.
     seed: of QSGD's rounding, equal on all workers.
     bulk: as in `gather_messages`.
+    started: 1 takes the result of `start_messages` if there is one for this message.
     pending: what algorithm 'dense' sums instead of messages; float32, like `layers`.
     dense_layers: how many of the layers travel whole.
     unit: values an index.
@@ -124,13 +126,14 @@ def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings
     `Info` and the summed layers.
   """
   info, *sums = _call(
-      'reduce_messages', [_words(INFO), *_layer_shapes(layers)], [_control(algorithm, seed, bulk), message, *pending],
+      'reduce_messages', [_words(INFO), *_layer_shapes(layers)], [_control(algorithm, seed, bulk, started), message, *pending],
       channel=np.int64(channel), **_message_attributes(dense_layers, unit, value_codec), **settings.attributes())
   return Info(*info), tuple(sums)
 
 
 def start_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm,
-                   seed=0, bulk=0, pending: Sequence = (), dense_layers=0, unit=1, value_codec='float32') -> jax.Array:
+                   seed=0, bulk=0, pending: Sequence = (), dense_layers=0, unit=1,
+                   value_codec='float32') -> jax.Array:
   """Starts `reduce_messages` in the background and returns a handle for `wait_messages`."""
   sizes = np.array([x.size for x in layers], np.int64)
   return _call(
@@ -139,11 +142,13 @@ def start_messages(message: jax.Array, layers: Sequence, channel: int, settings:
       **settings.attributes())
 
 
-def wait_messages(handle: jax.Array, layers: Sequence, channel: int, *, dense_layers=0, unit=1):
-  """Waits for the oldest exchange that was started on the channel; returns as `reduce_messages` does."""
-  info, *sums = _call('reduce_messages_wait', [_words(INFO), *_layer_shapes(layers)], [handle],
-                      channel=np.int64(channel), dense_layers=np.int64(dense_layers), unit=np.int64(unit))
-  return Info(*info), tuple(sums)
+def wait_messages(handle: jax.Array, message: jax.Array, *args, **options):
+  """Waits for what was started with the same arguments, in this program or an earlier one.
+
+  If nothing was (this process has just restored a checkpoint), does it now. Returns as `reduce_messages` does.
+  """
+  # The handle is zero, which XLA does not know: so this cannot come before the start.
+  return reduce_messages(message, *args, started=1 + handle[0], **options)
 
 
 def reduce_stream(indices, value, count, size: int, channel: int, settings: Settings, *, algorithm, op='sum',

@@ -56,6 +56,13 @@ class Transport:
     each = [native.module().traffic(c) for c in self._channels]
     return Traffic(*(sum(column) for column in zip(*each, strict=True))) if each else Traffic(0, 0, 0, 0.0)
 
+  def timeline(self) -> list[list[tuple[str, float]]]:
+    """The latest events of each channel, with their times on the clock of `time.perf_counter`.
+
+    `'s'`: an exchange was started in the background; `'('` and `')'`: a round of one began and ended.
+    """
+    return [native.module().timeline(c) for c in self._channels]
+
   def close(self) -> None:
     """Closes all channels; the others notice. Again does nothing."""
     for channel in self._channels:

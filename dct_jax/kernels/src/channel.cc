@@ -94,6 +94,18 @@ void Channel::fail(int peer, const std::string& what) {
   throw Failure(broken_);
 }
 
+void Channel::note(char what) {
+  constexpr size_t kKept = 10000;
+  std::lock_guard<std::mutex> lock(events_mutex_);
+  events_.push_back({what, now()});
+  if (events_.size() > kKept) events_.pop_front();
+}
+
+std::vector<Event> Channel::timeline() {
+  std::lock_guard<std::mutex> lock(events_mutex_);
+  return {events_.begin(), events_.end()};
+}
+
 void Channel::abandon(const std::string& why) {
   if (broken_.empty()) broken_ = why;
   close_all();
@@ -102,6 +114,7 @@ void Channel::abandon(const std::string& why) {
 void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in, bool in_turn) {
   if (!broken_.empty()) throw Failure("the channel is closed: " + broken_);
   const double begin = now();
+  note('(');
   std::vector<Sending> sends(out.size());
   std::vector<Receiving> receives;
   for (size_t i = 0; i < out.size(); ++i) {
@@ -182,6 +195,7 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
     }
   }
   for (const Receiving& r : receives) traffic_.received += uint64_t(r.got);
+  note(')');
   ++traffic_.calls;
   traffic_.seconds += now() - begin;
 }
@@ -220,6 +234,7 @@ std::vector<Incoming> Channel::gather(const std::vector<Piece>& pieces, bool bul
 }
 
 void Channel::start(std::function<void()> job) {
+  note('s');
   std::lock_guard<std::mutex> lock(mutex_);
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   jobs_.push_back(std::move(job));

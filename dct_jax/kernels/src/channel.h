@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -60,6 +61,11 @@ struct Traffic {
   double seconds = 0;  // spent in exchanges, waiting included
 };
 
+struct Event {
+  char what;    // 's': started in the background; '(' and ')': an exchange
+  double time;  // seconds of the steady clock
+};
+
 class Failure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -75,6 +81,9 @@ class Channel {
   int rank() const { return rank_; }
   int size() const { return int(sockets_.size()); }
   const Traffic& traffic() const { return traffic_; }
+
+  // The latest events, oldest first.
+  std::vector<Event> timeline();
 
   // Says what the next exchanges are about. A worker that says something else is in another program.
   void begin(uint32_t kind) { kind_ = kind; }
@@ -102,6 +111,7 @@ class Channel {
   [[noreturn]] void fail(int peer, const std::string& what);
   void close_all();
   void serve();
+  void note(char what);
 
   int rank_;
   std::vector<int> sockets_;
@@ -111,6 +121,9 @@ class Channel {
   std::string broken_;
   std::vector<uint32_t> frames_out_, frames_in_;  // by worker: both ends must count alike
   Traffic traffic_;
+
+  std::mutex events_mutex_;
+  std::deque<Event> events_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

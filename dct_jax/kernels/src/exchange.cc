@@ -54,13 +54,13 @@ void start_task(int64_t number, std::shared_ptr<Task> task) {
   });
 }
 
-// The oldest task of a channel, finished.
+// The oldest task that was started on a channel, finished; none if nothing was.
 std::shared_ptr<Task> finish_task(int64_t number) {
   std::shared_ptr<Task> task;
   {
     std::lock_guard<std::mutex> lock(started_mutex);
     auto& queue = started()[number];
-    if (queue.empty()) throw Failure("wait without a start");
+    if (queue.empty()) return nullptr;
     task = queue.front();
     queue.pop_front();
   }
@@ -176,7 +176,14 @@ Vec<float> vector_of(const Stream& stream, const MessageForm& form) {
 class MessageReduction : public Task {
  public:
   MessageReduction(MessageForm form, std::vector<uint32_t> message, Block<float> pending)
-      : form_(std::move(form)), message_(std::move(message)), pending_(std::move(pending)) {}
+      : form_(std::move(form)), message_(std::move(message)), pending_(std::move(pending)),
+        checksum_(message_[5]) {}
+
+  // Whether this is what a program that waits with that message means.
+  bool is(const Settings& settings, uint32_t checksum) const {
+    return form_.settings.seed == settings.seed && form_.settings.algorithm == settings.algorithm &&
+           checksum_ == checksum;
+  }
 
   void run(Channel& channel) override {
     if (form_.settings.algorithm == Algorithm::kAllGather) {
@@ -292,6 +299,7 @@ class MessageReduction : public Task {
   MessageForm form_;
   std::vector<uint32_t> message_;
   Block<float> pending_;
+  uint32_t checksum_;
   std::unique_ptr<Gathering> gathering_;
   Result<float> result_;
   uint64_t union_ = 0;
@@ -309,23 +317,39 @@ ffi::Error layer_sizes(ffi::RemainingRets rets, int64_t dense_layers, MessageFor
   return ffi::Error::Success();
 }
 
-// control = (algorithm, seed, bulk). Everything pending is needed by the dense algorithm alone.
+Settings with_control(Settings settings, const uint32_t* control) {
+  settings.algorithm = Algorithm(control[0]);
+  settings.seed = control[1];
+  settings.bulk = control[2] != 0;
+  return settings;
+}
+
+// control = (algorithm, seed, bulk, started). Everything pending is needed by the dense algorithm alone.
 std::shared_ptr<MessageReduction> make_reduction(ffi::Buffer<ffi::U32>& control,
                                                  ffi::Buffer<ffi::U32>& message, MessageForm form,
-                                                 ffi::RemainingArgs args, size_t first) {
-  form.settings.algorithm = Algorithm(control.typed_data()[0]);
-  form.settings.seed = control.typed_data()[1];
-  form.settings.bulk = control.typed_data()[2] != 0;
+                                                 ffi::RemainingArgs args) {
+  form.settings = with_control(form.settings, control.typed_data());
   Block<float> pending;
-  if (form.settings.algorithm == Algorithm::kDense && args.size() > first) {
+  if (form.settings.algorithm == Algorithm::kDense && args.size() > 0) {
     pending = Block<float>(form.total());
     float* to = pending.begin();
-    for (size_t i = first; i < args.size(); ++i) {
+    for (size_t i = 0; i < args.size(); ++i) {
       auto layer = *args.get<ffi::Buffer<ffi::F32>>(i);
       to = std::copy_n(layer.typed_data(), layer.element_count(), to);
     }
   }
   return std::make_shared<MessageReduction>(std::move(form), used_words(message), std::move(pending));
+}
+
+// What was started with this message, finished. None after a restart, when nothing was. What somebody has started
+// and never waited for is thrown away; all workers have, or nobody.
+std::shared_ptr<MessageReduction> take_started(int64_t number, const Settings& settings,
+                                               ffi::Buffer<ffi::U32>& message) {
+  while (std::shared_ptr<Task> task = finish_task(number)) {
+    auto found = std::dynamic_pointer_cast<MessageReduction>(task);
+    if (found && found->is(settings, message.typed_data()[5])) return found;
+  }
+  return nullptr;
 }
 
 ffi::Error write_reduction(ffi::ThreadPool& pool, int64_t number, MessageReduction& from,
@@ -392,9 +416,13 @@ ffi::Error ReduceMessages(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control,
                    Values(value_codec), {}, {}};
   if (auto error = layer_sizes(rets, dense_layers, &form); error.failure()) return error;
   return guarded([&] {
-    auto task = make_reduction(control, message, std::move(form), args, 0);
-    std::shared_ptr<Channel> on = channel(number);
-    exchanging(*on, [&] { task->run(*on); });
+    std::shared_ptr<MessageReduction> task;
+    if (control.typed_data()[3]) task = take_started(number, with_control(form.settings, control.typed_data()), message);
+    if (!task) {
+      task = make_reduction(control, message, std::move(form), args);
+      std::shared_ptr<Channel> on = channel(number);
+      exchanging(*on, [&] { task->run(*on); });
+    }
     return write_reduction(pool, number, *task, info, rets, dense_layers, unit);
   });
 }
@@ -411,20 +439,9 @@ ffi::Error ReduceMessagesStart(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U
   form.sparse_sizes.assign(sizes.begin(), sizes.begin() + cut);
   form.dense_sizes.assign(sizes.begin() + cut, sizes.end());
   return guarded([&] {
-    start_task(number, make_reduction(control, message, std::move(form), args, 0));
+    start_task(number, make_reduction(control, message, std::move(form), args));
     token->typed_data()[0] = 0;
     return ffi::Error::Success();
-  });
-}
-
-ffi::Error ReduceMessagesWait(ffi::ThreadPool pool, ffi::Buffer<ffi::U32>,
-                              ffi::ResultBuffer<ffi::U32> info, ffi::RemainingRets rets,
-                              int64_t number, int64_t dense_layers, int64_t unit) {
-  FlushDenormals mode;
-  return guarded([&] {
-    auto task = std::dynamic_pointer_cast<MessageReduction>(finish_task(number));
-    if (!task) return ffi::Error::Internal("waited for another exchange than was started");
-    return write_reduction(pool, number, *task, info, rets, dense_layers, unit);
   });
 }
 

@@ -44,10 +44,6 @@ ffi::Error ReduceMessagesStart(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U
                                int64_t number, ffi::Span<const int64_t> sizes, int64_t dense_layers,
                                int64_t unit, int64_t value_codec, int64_t index_codec, double delta,
                                int64_t bits, int64_t bucket);
-ffi::Error ReduceMessagesWait(ffi::ThreadPool, ffi::Buffer<ffi::U32> token,
-                              ffi::ResultBuffer<ffi::U32> info, ffi::RemainingRets, int64_t number,
-                              int64_t dense_layers, int64_t unit);
-
 ffi::Error ReduceStream(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> index,
                         ffi::AnyBuffer value, ffi::ResultBuffer<ffi::U32> info, ffi::RemainingRets,
                         int64_t number, int64_t size, int64_t op, int64_t index_codec, double delta,

@@ -135,16 +135,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceMessagesStart, dct::ReduceMessagesStart,
                                   .Attr<int64_t>("bits")
                                   .Attr<int64_t>("bucket"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceMessagesWait, dct::ReduceMessagesWait,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("channel")
-                                  .Attr<int64_t>("dense_layers")
-                                  .Attr<int64_t>("unit"));
-
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceStream, dct::ReduceStream,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::U32>>()
@@ -180,7 +170,6 @@ PyObject* handlers(PyObject*, PyObject*) {
   add("gather_messages", DctGatherMessages);
   add("reduce_messages", DctReduceMessages);
   add("reduce_messages_start", DctReduceMessagesStart);
-  add("reduce_messages_wait", DctReduceMessagesWait);
   add("reduce_stream", DctReduceStream);
   return all;
 }
@@ -224,7 +213,24 @@ PyObject* traffic(PyObject*, PyObject* number) {
   }
 }
 
+// timeline(number) -> [(what, seconds on the clock of time.perf_counter)]: 's'tarted, exchange '(' begun, ')' ended.
+PyObject* timeline(PyObject*, PyObject* number) {
+  try {
+    PyObject* out = PyList_New(0);
+    for (const dct::Event& event : dct::channel(PyLong_AsLongLong(number))->timeline()) {
+      PyObject* pair = Py_BuildValue("Cd", int(event.what), event.time);
+      PyList_Append(out, pair);
+      Py_XDECREF(pair);
+    }
+    return out;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
 PyMethodDef methods[] = {
+    {"timeline", timeline, METH_O, "When a channel's exchanges ran."},
     {"open_channel", open_channel, METH_VARARGS, "Opens a channel over connected sockets."},
     {"close_channel", close_channel, METH_O, "Closes a channel."},
     {"traffic", traffic, METH_O, "What a channel has moved."},
@@ -239,6 +245,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in native.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 6);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 7);
   return self;
 }
