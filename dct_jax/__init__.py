@@ -5,7 +5,7 @@ The sentence that the library exists for:
     tx = optax.chain(dct_jax.dct_dp(sparsity=0.99, lifespan=1000, axis_name='data'), optax.sgd(0.1))
 """
 
-from dct_jax.collectives import all_gather, psum
+from dct_jax.collectives import all_gather, allgather_dense, psum, streams
 from dct_jax.compressors import (
     block_top_k,
     bucket_top_k,
@@ -33,8 +33,8 @@ from dct_jax.transforms import (
 from dct_jax.version import __version__
 
 __all__ = [
-    'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'accumulate', 'all_gather', 'block_top_k',
-    'bucket_top_k', 'cast', 'compressed_mean', 'dct_dp', 'dct_threshold', 'dense_mean',
+    'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'accumulate', 'all_gather', 'allgather_dense',
+    'block_top_k', 'bucket_top_k', 'cast', 'compressed_mean', 'dct_dp', 'dct_threshold', 'dense_mean',
     'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'random_k',
-    'simulate', 'state_specs', 'top_k', 'vmap_axes', 'whole_room', '__version__',
+    'simulate', 'state_specs', 'streams', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

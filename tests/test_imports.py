@@ -17,7 +17,7 @@ ALLOWED = {
     'collectives': {'axes', 'contract', 'kernels', 'wire'},
     'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives'},
     'data': set(),
-    'models': set(),
+    'models': {'collectives'},  # for the type of a stream; what communicates is passed in
     'netlab': {'train'},
     'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives', 'transforms'},
 }
