@@ -60,7 +60,7 @@ def margins(weights: jax.Array | Callable, batch: Batch) -> jax.Array:
     weights: float32[size], or indices -> weights with 0 beyond the last one (`penalty.read`).
     batch: rows.
   """
-  read = weights if callable(weights) else lambda i: weights.at[i].get(mode='fill', fill_value=0)
+  read = weights if callable(weights) else lambda i: jnp.asarray(weights).at[i].get(mode='fill', fill_value=0)
   return jnp.zeros_like(batch.labels).at[batch.rows].add(read(batch.indices) * batch.values, mode='drop')
 
 
