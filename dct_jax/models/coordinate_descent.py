@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from dct_jax.collectives.streams import Stream
-from dct_jax.models.linear import LOSSES, live_indices
+from dct_jax.models.linear import find_loss, live_indices
 from dct_jax.models.penalty import Penalty
 
 
@@ -74,7 +74,7 @@ def coordinate_steps(loss: str, penalty: Penalty, weights: jax.Array, state: Scd
   Raises:
     ValueError: for a loss that has no curvature.
   """
-  kind = LOSSES[loss]
+  kind = find_loss(loss)
   if kind.curvature is None:
     raise ValueError(f'coordinate descent needs a smooth loss, got {loss=}')
   take = lambda x: x.at[picks.rows].get(mode='fill', fill_value=0)

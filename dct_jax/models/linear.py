@@ -38,6 +38,17 @@ LOSSES = {
 }
 
 
+def find_loss(loss: str) -> Loss:
+  """The loss of that name.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  if loss not in LOSSES:
+    raise ValueError(f'loss must be one of {tuple(LOSSES)}, got {loss=}')
+  return LOSSES[loss]
+
+
 class Batch(NamedTuple):
   """Sparse rows as entries in ascending order of their indices, padded to a static size."""
 
@@ -69,7 +80,7 @@ def measure(loss: str, weights: jax.Array | Callable, batch: Batch) -> dict[str,
   m, live = margins(weights, batch), batch.labels != 0
   total = lambda x: jnp.sum(jnp.where(live, x, 0).astype(jnp.float32))
   correct = (m > 0) == (batch.labels > 0)
-  return {'loss': total(LOSSES[loss].value(m, batch.labels)), 'accuracy': total(correct), 'rows': total(live)}
+  return {'loss': total(find_loss(loss).value(m, batch.labels)), 'accuracy': total(correct), 'rows': total(live)}
 
 
 def batch_gradient(loss: str, weights: jax.Array | Callable, batch: Batch,
@@ -87,7 +98,7 @@ def batch_gradient(loss: str, weights: jax.Array | Callable, batch: Batch,
     The stream, and the mean loss. Indices whose gradient is exactly 0 are left out for the hinge loss, where
     rows with a large margin have none.
   """
-  kind, live = LOSSES[loss], batch.labels != 0
+  kind, live = find_loss(loss), batch.labels != 0
   m = margins(weights, batch)
   rows = jnp.maximum(jnp.sum(live, dtype=jnp.float32), 1)
   slopes = jnp.where(live, kind.slope(m, batch.labels), 0) / rows

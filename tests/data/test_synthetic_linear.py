@@ -46,8 +46,9 @@ def test_spread_is_one_to_one(size):
   assert len(set(_spread(SyntheticLinear(num_features=size), np.arange(size)).tolist())) == size
 
 
-@pytest.mark.parametrize('change', [{'teacher_features': 0}, {'num_features': 5}, {'exponent': 1.0}, {'noise': 0.6},
-                                    {'row_entries': 0}, {'offset': 0.0}])
+@pytest.mark.parametrize('change', [
+    {'teacher_features': 0}, {'num_features': 5}, {'exponent': 1.0}, {'noise': 0.6}, {'row_entries': 0},
+    {'offset': 0.0}])
 def test_bad_distributions(change):
   with pytest.raises(ValueError, match='must'):
     generate(SyntheticLinear()._replace(**change), 1)

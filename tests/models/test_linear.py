@@ -68,6 +68,11 @@ def test_large_margins_are_finite(loss):
   assert np.isfinite(kind.value(m, y)).all() and np.isfinite(kind.slope(m, y)).all()
 
 
+def test_unknown_losses_are_refused():
+  with pytest.raises(ValueError, match="loss='magic'"):
+    linear.batch_gradient('magic', make_weights(), make_batch()[0])
+
+
 def test_hinge_sends_no_zeros():
   batch, _ = make_batch()
   weights = 50 * jnp.asarray(np.linalg.lstsq(DENSE[:12], DATA.labels[:12], rcond=None)[0], jnp.float32)
@@ -157,7 +162,8 @@ def test_bad_penalties(kind, strength):
 
 def test_a9a(shared_data):
   """The known accuracy of linear classifiers on Adult is 84.9-85.0%; always -1 has 76.4%."""
-  train, test = map(normalize_rows, libsvm.read_libsvm_sets([shared_data / 'a9a/a9a.xz', shared_data / 'a9a/a9a.t.xz']))
+  paths = [shared_data / 'a9a/a9a.xz', shared_data / 'a9a/a9a.t.xz']
+  train, test = map(normalize_rows, libsvm.read_libsvm_sets(paths))
   windows, kind = entries.cut(train, 1, 400), penalty.Penalty()
   weights, debt = jnp.zeros(train.num_features), penalty.no_debt(kind, train.num_features)
 
