@@ -23,7 +23,7 @@ class SyntheticLinear(NamedTuple):
   row_entries: int = 110  # drawn with repetition; a row has about 5% fewer
   exponent: float = 1.1
   offset: float = 10.0
-  teacher_features: int = 20_000  # of the most frequent ones, those with a weight
+  teacher_features: int = 2_000  # of the most frequent ones, those with a weight
   noise: float = 0.05  # share of the labels that are flipped: the best possible accuracy is 1 - noise
   seed: int = 0
 

@@ -80,7 +80,8 @@ def measure(loss: str, weights: jax.Array | Callable, batch: Batch) -> dict[str,
   m, live = margins(weights, batch), batch.labels != 0
   total = lambda x: jnp.sum(jnp.where(live, x, 0).astype(jnp.float32))
   correct = (m > 0) == (batch.labels > 0)
-  return {'loss': total(find_loss(loss).value(m, batch.labels)), 'accuracy': total(correct), 'rows': total(live)}
+  losses = find_loss(loss).value(m, batch.labels)
+  return {'loss': total(losses), 'accuracy': total(correct), 'rows': total(live)}
 
 
 def batch_gradient(loss: str, weights: jax.Array | Callable, batch: Batch,
