@@ -98,20 +98,20 @@ def train_one(config, workdir):
   state, local, update, spec, batches, steps = {'sgd': make_sgd, 'scd': make_scd}[config.solver](
       config, data, placed['train'], windows['train'].distinct, mesh, kind)
   weights, state = train.replicate((np.zeros(data.num_features, np.float32), state), mesh)
-  send = functools.partial(exchange, config, data.num_features)
-  step = train.make_sectioned_step(local, send, update, mesh, batch_spec=spec)
+  step = train.make_sectioned_step(
+      local, functools.partial(exchange, config, data.num_features), update, mesh, batch_spec=spec)
   measure = train.make_eval(functools.partial(linear.measure, config.loss), mesh)
-  checkpoints, start = train.Checkpoints(workdir / 'checkpoints', config.to_dict(), keep=1), 0
+  fixed = config.to_dict() | {'passes': 'any number'}  # a resumed run may go on for longer
+  checkpoints, start = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1), 0
   if flags.FLAGS.resume and checkpoints.latest() is not None:
     specs = jax.tree.map(lambda _: PartitionSpec(), state)
     weights, state, start = checkpoints.restore(weights, state, specs, mesh)
   with train.MetricsWriter(workdir) as writer:
     for number in range(start // steps, config.passes):
-      weights, state, start, history = train.run(
+      weights, state, start, log = train.run(
           step, weights, state, batches(number, start % steps), steps=(number + 1) * steps, start=start,
           log_every=1, checkpoints=checkpoints)
-      found = evaluate(config, kind, measure, placed, weights, state)
-      writer.write(start, report.one_pass(history, steps) | found)
+      writer.write(start, report.one_pass(log, steps) | evaluate(config, kind, measure, placed, weights, state))
 
 
 if __name__ == '__main__':

@@ -53,7 +53,12 @@ def read_urls(path: str | os.PathLike, *, num_features: int = NUM_FEATURES,
 
 def hash_ngrams(strings: Sequence[bytes], num_features: int, ngrams: Sequence[int] = (3, 4, 5),
                 binary: bool = True) -> Csr:
-  """Rows of hashed n-grams, all labels 0; an n-gram never reaches over the end of its string."""
+  """Rows of hashed n-grams, all labels 0; an n-gram never reaches over the end of its string.
+
+  Examples:
+    >>> hash_ngrams([b'abcabc', b'ab'], num_features=100, ngrams=(3,), binary=False).values.tolist()
+    [2.0, 1.0, 1.0]
+  """
   chars = np.frombuffer(b''.join(strings), np.uint8).astype(np.uint32)
   lengths = np.array([len(s) for s in strings], np.int64)
   rows = np.repeat(np.arange(len(strings)), lengths)

@@ -51,6 +51,12 @@ def damping(picks: int, features: int, row_entries: int) -> float:
     picks: of all workers together.
     features: that they are picked from.
     row_entries: of the longest row.
+
+  Examples:
+    >>> damping(picks=800, features=1_000_000, row_entries=100) > 0.9
+    True
+    >>> damping(picks=123, features=123, row_entries=14) == 1 / 14
+    True
   """
   picks, rest = min(picks, features), max(features - 1, 1)
   return 1 / (1 + max(row_entries - 1, 0) * max(picks - 1, 0) / rest)

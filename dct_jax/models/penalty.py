@@ -50,7 +50,12 @@ def no_debt(penalty: Penalty, size: int) -> Debt:
 
 
 def pay(penalty: Penalty, weights: jax.Array, time: jax.Array | float) -> jax.Array:
-  """P_time(weights)."""
+  """P_time(weights).
+
+  Examples:
+    >>> pay(Penalty('l1', 0.5), jnp.array([2.0, -0.3]), 1.0).tolist()
+    [1.5, -0.0]
+  """
   if penalty.kind == 'l2':
     return weights * jnp.exp(-penalty.strength * time)
   if penalty.kind == 'l1':

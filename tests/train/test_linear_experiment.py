@@ -32,6 +32,9 @@ def test_compares_and_resumes(tmp_path):
   assert sparse[-1]['total_sent_bytes'] < dense[-1]['total_sent_bytes']
   again = run(*flags, '--passes=2', '--resume')
   assert again.stdout == done.stdout, again.stderr  # nothing was left to do
+  more = run(*flags, '--passes=3', '--resume', '--method=all_gather')
+  assert more.returncode == 0, more.stderr
+  assert [x['step'] for x in read_metrics(tmp_path / 'all_gather')] == [3, 6, 9]
 
 
 def test_coordinate_descent_has_no_hinge(tmp_path):
