@@ -53,6 +53,34 @@ def test_steps(loss, kind, strength, workers, dense):
   assert objectives[-1] < 0.8 * objectives[0]
 
 
+@pytest.mark.parametrize(('loss', 'kind', 'strength'), [('squared', 'l1', 0.02), ('logistic', 'l2', 0.02)])
+def test_finds_what_sklearn_finds(loss, kind, strength):
+  models = pytest.importorskip('sklearn.linear_model')
+  if loss == 'squared':
+    oracle = models.Lasso(alpha=strength, fit_intercept=False, tol=1e-8)
+  else:
+    oracle = models.LogisticRegression(C=1 / (strength * ROWS), fit_intercept=False, tol=1e-8)
+  wanted = oracle.fit(DENSE, DATA.labels).coef_.reshape(-1)
+  table = columns.cut(DATA, 1, 3, seed=0, passes=80)
+  factor = coordinate_descent.damping(3, table.features, table.row_entries)
+  state = coordinate_descent.ScdState(jnp.zeros(ROWS), jnp.asarray(DATA.labels))
+
+  @jax.jit
+  def step(weights, state, picks):
+    mine = jax.tree.map(lambda x: x[0], picks)
+    rule = penalty.Penalty(kind, strength)
+    found = coordinate_descent.coordinate_steps(loss, rule, weights, state, mine, factor)
+    return coordinate_descent.apply_steps(weights, state, picks, found)
+
+  weights = jnp.zeros(SIZE)
+  for s in range(80 * table.steps):
+    weights, state = step(weights, state, coordinate_descent.Picks(**columns.batch(table, s)))
+  np.testing.assert_allclose(weights, wanted, atol=2e-3)
+  if kind == 'l1':
+    assert 0 < np.count_nonzero(weights) < table.features / 2
+    np.testing.assert_array_equal(np.asarray(weights) != 0, wanted != 0)
+
+
 def test_damping():
   assert coordinate_descent.damping(1, 100, 50) == 1
   assert coordinate_descent.damping(100, 100, 50) == 1 / 50  # all at once: rows share 50 of them
