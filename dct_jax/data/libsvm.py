@@ -31,7 +31,7 @@ def read_libsvm_sets(paths: Sequence[str | os.PathLike], *, zero_based: bool | N
   """Reads files that belong together, as a training and a test set do.
 
   Labels stay as they are (see `binary_labels`). Comments after # are left out. Lines are malformed if a
-  number cannot be read or is not finite, or if indices do not increase strictly.
+  number cannot be read or is not a finite float32, or if indices do not increase strictly.
 
   Args:
     paths: plain, .gz or .xz files.
@@ -167,6 +167,11 @@ def _one_by_one(block, lines):
   return good, np.array([x for line in numbers for x in line])
 
 
+def _is_float32(x):
+  """False for NaN, infinities, and what becomes one."""
+  return np.abs(x) <= np.finfo(np.float32).max
+
+
 def _split(flat, tokens):
   """Numbers of lines with so many tokens -> rows, and which of the lines are sound."""
   lengths, starts = tokens - 1, np.cumsum(2 * tokens - 1) - (2 * tokens - 1)
@@ -174,9 +179,9 @@ def _split(flat, tokens):
   pairs = np.delete(flat, starts).reshape(-1, 2)
   indices, values = pairs[:, 0], pairs[:, 1]
   rows = np.repeat(np.arange(tokens.size), lengths)
-  wrong = ~np.isfinite(values) | (indices != np.floor(indices)) | (indices < 0) | (indices >= 2**32 - 1)
+  wrong = ~_is_float32(values) | (indices != np.floor(indices)) | (indices < 0) | (indices >= 2**32 - 1)
   wrong[1:] |= (indices[1:] <= indices[:-1]) & (rows[1:] == rows[:-1])
-  sound = np.isfinite(labels) & (np.bincount(rows, wrong, minlength=tokens.size) == 0)
+  sound = _is_float32(labels) & (np.bincount(rows, wrong, minlength=tokens.size) == 0)
   keep = sound[rows]
   indices, values, lengths = indices[keep], values[keep], lengths[sound]
   largest = int(indices.max()) + 1 if indices.size else 0

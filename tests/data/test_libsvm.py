@@ -5,6 +5,7 @@ import lzma
 
 import numpy as np
 import pytest
+from reference import linear as reference
 
 from dct_jax.data import text
 from dct_jax.data.csr import binary_labels, concatenate, normalize_rows, take_rows
@@ -59,8 +60,8 @@ def test_features_beyond_the_model_are_dropped(tmp_path):
 
 @pytest.mark.parametrize('bad', [
     b'1 2:x', b'1 2:', b'1 :2', b'1 2', b'a 1:1', b'1 2:3:4', b'1 1.5:1', b'1 -1:1', b'1 3:1 2:1', b'1 2:1 2:1',
-    b'1 1:nan', b'1 1:inf', b'nan 1:1', b'1,2 1:1', b'1 qid:3 1:1', b'1 5000000000:1', b'1 1:0x10', b'1 1:1_0',
-    b'1:1 2:1', b'\xff\xfe', b'1 1:1.2.3'])
+    b'1 1:nan', b'1 1:1e39', b'1 1:inf', b'nan 1:1', b'1,2 1:1', b'1 qid:3 1:1', b'1 5000000000:1', b'1 1:0x10',
+    b'1 1:1_0', b'1:1 2:1', b'\xff\xfe', b'1 1:1.2.3'])
 def test_malformed_lines(tmp_path, bad):
   lines = b'1 1:1\n\n' + bad + b'\n-1 2:2\n'
   (tmp_path / 'a').write_bytes(lines)
@@ -120,3 +121,36 @@ def test_rows_and_labels(tmp_path):
   np.testing.assert_allclose(normalize_rows(data).values, [0.6, 0.8, 1])
   both = concatenate([data, two])
   np.testing.assert_array_equal(both.indptr, [0, 2, 3, 3, 4, 6])
+
+
+def damaged_lines(rng, count):
+  """Lines of the format, some with a few bytes changed."""
+  for _ in range(count):
+    indices = np.sort(rng.choice(30, rng.integers(0, 5), replace=False))
+    words = [str(rng.integers(-1, 2)), *(f'{i}:{rng.normal():.3g}' for i in indices)]
+    line = bytearray(' '.join(words).encode())
+    for _ in range(rng.integers(0, 3) if rng.random() < 0.4 else 0):
+      line[rng.integers(len(line))] = rng.choice(list(b'0123456789.:+-e# \tx_\r'))
+    yield bytes(line)
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_damaged_lines_against_a_slow_reader(tmp_path, seed):
+  rng = np.random.default_rng(seed)
+  lines = list(damaged_lines(rng, 60))
+  (tmp_path / 'a').write_bytes(b'\n'.join(lines) + b'\n' * (seed % 2))
+  rows, malformed = [], []
+  for number, line in enumerate(lines, 1):
+    try:
+      row = reference.parse_libsvm_line(line)
+      rows += [row] if row is not None else []
+    except (ValueError, OverflowError):
+      malformed.append(number)
+  data = read_libsvm(tmp_path / 'a', zero_based=True, max_malformed=len(malformed))
+  assert data.labels.tolist() == [np.float32(label) for label, _ in rows]
+  assert np.diff(data.indptr).tolist() == [len(pairs) for _, pairs in rows]
+  assert data.indices.tolist() == [i for _, pairs in rows for i, _ in pairs]
+  np.testing.assert_array_equal(data.values, np.array([v for _, pairs in rows for _, v in pairs], np.float32))
+  if malformed:
+    with pytest.raises(ValueError, match=f'line {malformed[-1]}: expected'):
+      read_libsvm(tmp_path / 'a', zero_based=True, max_malformed=len(malformed) - 1)

@@ -84,3 +84,22 @@ def add_streams(streams, size):
     for index, value in stream:
       out[index] += value
   return out
+
+
+def parse_libsvm_line(line):
+  """-> (label, [(index, value), ...]), None for a blank line; raises ValueError for a malformed one."""
+  words = line.partition(b'#')[0].split()
+  if not words:
+    return None
+  pairs = []
+  for word in words[1:]:
+    index, value = word.split(b':')
+    if b'_' in word or float(index) != int(float(index)) or not abs(float(value)) < 3.4e38:
+      raise ValueError(word)
+    pairs.append((int(float(index)), float(value)))
+  indices = [i for i, _ in pairs]
+  if b'_' in words[0] or indices != sorted(set(indices)) or not all(0 <= i < 2**32 - 1 for i in indices):
+    raise ValueError(line)
+  if not abs(float(words[0])) < 3.4e38:
+    raise ValueError(line)
+  return float(words[0]), pairs
