@@ -2,7 +2,7 @@
 
 import ml_collections
 
-METHODS = ('dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar', 'auto')
+METHODS = ('dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar')
 
 
 def base():

@@ -5,7 +5,15 @@ The sentence that the library exists for:
     tx = optax.chain(dct_jax.dct_dp(sparsity=0.99, lifespan=1000, axis_name='data'), optax.sgd(0.1))
 """
 
-from dct_jax.collectives import all_gather, allgather_dense, psum, streams
+from dct_jax.collectives import (
+    Costs,
+    Stream,
+    all_gather,
+    open_exchange,
+    psum,
+    sparse_all_reduce,
+    streams,
+)
 from dct_jax.compressors import (
     block_top_k,
     bucket_top_k,
@@ -13,6 +21,7 @@ from dct_jax.compressors import (
     dct_threshold,
     error_feedback,
     identity,
+    qsgd,
     random_k,
     top_k,
 )
@@ -30,11 +39,13 @@ from dct_jax.transforms import (
     state_specs,
     vmap_axes,
 )
+from dct_jax.transport import Transport, connect
 from dct_jax.version import __version__
 
 __all__ = [
-    'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'accumulate', 'all_gather', 'allgather_dense',
-    'block_top_k', 'bucket_top_k', 'cast', 'compressed_mean', 'dct_dp', 'dct_threshold', 'dense_mean',
-    'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'random_k',
-    'simulate', 'state_specs', 'streams', 'top_k', 'vmap_axes', 'whole_room', '__version__',
+    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'Stream', 'Transport', 'accumulate',
+    'all_gather', 'block_top_k', 'bucket_top_k', 'cast', 'compressed_mean',
+    'connect', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback', 'identity', 'init',
+    'local_value_and_grad', 'make_mesh', 'open_exchange', 'psum', 'qsgd', 'random_k', 'simulate',
+    'sparse_all_reduce', 'state_specs', 'streams', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

@@ -35,15 +35,6 @@ def place(windows, mesh):
   return [train.shard_batch(linear.Batch(**batch), mesh) for batch in made]
 
 
-def exchange(config, size, stream):
-  """-> reduced, bytes. The values of SCD lie in disjoint slices: they are gathered, not added."""
-  streams, scd = dct_jax.streams, config.solver == 'scd'
-  gather = dct_jax.allgather_dense if config.method == 'dense' else streams.allgather_disjoint
-  add = functools.partial(streams.allreduce, algorithm=config.method)
-  reduced = (gather if scd else add)(stream, size, 'data')
-  return reduced, streams.account(config.method, stream, size, config.workers, disjoint=scd)
-
-
 def make_sgd(config, data, placed, distinct, mesh, kind):
   """-> state, local, update, spec of batches, (pass, first step) -> batches, steps of a pass."""
   def local(weights, debt, batch):
@@ -98,8 +89,10 @@ def train_one(config, workdir):
   state, local, update, spec, batches, steps = {'sgd': make_sgd, 'scd': make_scd}[config.solver](
       config, data, placed['train'], windows['train'].distinct, mesh, kind)
   weights, state = train.replicate((np.zeros(data.num_features, np.float32), state), mesh)
-  step = train.make_sectioned_step(
-      local, functools.partial(exchange, config, data.num_features), update, mesh, batch_spec=spec)
+  transport = dct_jax.connect(mesh) if jax.process_count() == config.workers > 1 else None
+  exchange = dct_jax.open_exchange(data.num_features, 'data', algorithm=config.method, transport=transport,
+                                   disjoint=config.solver == 'scd')
+  step = train.make_sectioned_step(local, exchange, update, mesh, batch_spec=spec)
   measure = train.make_eval(functools.partial(linear.measure, config.loss), mesh)
   fixed = config.to_dict() | {'passes': 'any number'}  # a resumed run may go on for longer
   checkpoints, start = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1), 0

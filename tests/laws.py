@@ -23,6 +23,7 @@ COMPRESSORS = {
         0.2, 16, dense_below=8, value_codec=v), 'all_gather'),
     'random_k': (lambda v: dct_jax.random_k(0.2, dense_below=8, value_codec=v), 'all_gather'),
     'cast': (lambda v: dct_jax.cast(v), 'all_gather'),
+    'qsgd': (lambda v: dct_jax.qsgd(4, 64, dense_below=8), 'all_gather'),
     'random_k_shared': (lambda v: dct_jax.random_k(0.2, shared=True), 'psum'),
     'identity': (lambda v: dct_jax.identity(), 'psum'),
 }
@@ -32,7 +33,9 @@ COLLECTIVES = {
     'psum': psum,
 }
 PAIRS = [(name, 'all_gather') for name, (_, c) in COMPRESSORS.items() if c == 'all_gather'] + [
-    ('dct', 'all_gather_dense'), ('random_k_shared', 'psum'), ('identity', 'psum')]
+    ('dct', 'all_gather_dense'), ('qsgd', 'all_gather_dense'), ('random_k_shared', 'psum'),
+    ('identity', 'psum')]
+ROUNDED = {'qsgd'}  # what such a quantizer sends and keeps adds up to rounding only, not bit for bit
 SHAPES = ((17, 13), (), (5,), (257,), (8, 3, 2))  # odd sizes, a scalar, a layer that travels dense
 
 
@@ -60,5 +63,5 @@ def decoded(compressor, message, layers, state):
   return compressor.decompress(message[None], layers, state).layers
 
 
-__all__ = ['COLLECTIVES', 'COMPRESSORS', 'PAIRS', 'SHAPES', 'decoded', 'gradients',
-           'make', 'vmap_runner']
+__all__ = ['COLLECTIVES', 'COMPRESSORS', 'PAIRS', 'ROUNDED', 'SHAPES', 'decoded',
+           'gradients', 'make', 'vmap_runner']

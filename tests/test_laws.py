@@ -23,7 +23,10 @@ def transform(name, collective, axis_name='data', value_codec='float32', **kwarg
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
 @pytest.mark.parametrize('name', laws.COMPRESSORS)
 def test_conservation(name, dtype, value_codec):
-  """Law 1: decoded message + new residual = layers + old residual, bit for bit, in tight room too."""
+  """Law 1: decoded message + new residual = layers + old residual, in tight room too.
+
+  Bit for bit, but for quantizers whose values are no part of what they stand for.
+  """
   compressor = laws.make(name, value_codec)
   if compressor.linear is not None and value_codec != 'float32':
     pytest.skip('linear messages are summed as float32')
@@ -41,7 +44,8 @@ def test_conservation(name, dtype, value_codec):
     packed = compress(jnp.uint32(words), jnp.uint32(1))
     sent = laws.decoded(compressor, packed.message, layers, state)
     for s, e, x in zip(sent, packed.residual, expected, strict=True):
-      np.testing.assert_array_equal(np.asarray(s + e), x)
+      rounding = 2.0**-22 * np.abs(x).max() if name in laws.ROUNDED and words else 0
+      np.testing.assert_allclose(np.asarray(s + e), x, rtol=0, atol=rounding)
     if compressor.linear is None:
       assert int(packed.message[1]) <= max(words, 6)
     if words == 0:

@@ -24,7 +24,8 @@ def rungs(size: Size, workers: int, count: int, dense_fallback: bool) -> tuple[i
   """
   if workers == 1:
     return (size.largest,)
-  top = max(2 * size.dense // workers, 1) if dense_fallback else size.largest
+  parity = max(2 * size.dense // workers, 1)
+  top = min(parity, size.largest) if dense_fallback else size.largest
   if count == 1:
     return (top,) if top >= size.smallest else ()
   nominal = _generous(max(size.smallest, size.nominal)) + 1
@@ -40,9 +41,13 @@ def _ratio(span, steps):
   return min(max(max(span, 1.0) ** (1 / max(steps, 1)), FLATTEST), STEEPEST)
 
 
-def choose(ladder: tuple[int, ...], wanted: jax.Array, dense_fallback: bool) -> jax.Array:
-  """The first rung that holds `wanted` words and a little more; len(ladder) means dense."""
-  too_small = jnp.array(ladder, jnp.uint32) < _generous(wanted).astype(jnp.uint32)
+def choose(ladder: tuple[int, ...], wanted: jax.Array, dense_fallback: bool, largest: int) -> jax.Array:
+  """The first rung that holds `wanted` words and a little more; len(ladder) means dense.
+
+  No message is longer than `largest`, so that one of a fixed length is not given more.
+  """
+  enough = jnp.minimum(_generous(wanted), largest).astype(jnp.uint32)
+  too_small = jnp.array(ladder, jnp.uint32) < enough
   rung = jnp.sum(too_small, dtype=jnp.int32)
   last = len(ladder) if dense_fallback else len(ladder) - 1
   return jnp.minimum(rung, last)

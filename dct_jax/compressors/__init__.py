@@ -5,10 +5,11 @@ from dct_jax.compressors.cast import cast
 from dct_jax.compressors.dct_threshold import DctThresholdState, dct_threshold
 from dct_jax.compressors.error_feedback import drain, empty_residual, error_feedback
 from dct_jax.compressors.identity import identity
+from dct_jax.compressors.qsgd import QsgdState, qsgd
 from dct_jax.compressors.random_k import RandomKState, random_k
 from dct_jax.compressors.top_k import TopKState, bucket_top_k, top_k
 
 __all__ = [
-    'DctThresholdState', 'RandomKState', 'TopKState', 'block_top_k', 'bucket_top_k', 'cast',
-    'dct_threshold', 'drain', 'empty_residual', 'error_feedback', 'identity', 'random_k', 'top_k',
+    'DctThresholdState', 'QsgdState', 'RandomKState', 'TopKState', 'block_top_k', 'bucket_top_k', 'cast',
+    'dct_threshold', 'drain', 'empty_residual', 'error_feedback', 'identity', 'qsgd', 'random_k', 'top_k',
 ]

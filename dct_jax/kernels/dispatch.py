@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dct_jax.kernels import native, select_twin, stream_twin, values
+from dct_jax.kernels import native, qsgd_twin, select_twin, stream_twin, values
 from dct_jax.kernels.select_twin import NO_QUOTA
 
 _wanted = os.environ.get('DCT_JAX_NATIVE', '1') != '0'
@@ -181,3 +181,58 @@ def settle(mode, words, residual, *, dense_layers=0, unit=1, value_codec='float3
         'settle', results, [_control(mode), words, *residual], aliases,
         dense_layers=dense_layers, unit=unit, value_codec=values.CODES[value_codec])
   return stream_twin.settle(jnp.asarray(mode), words, residual, dense_layers, unit, value_codec)
+
+
+def qsgd_encode(layers, residual, dense, *, seed, live=1, silent=0, capacity, bits, bucket):
+  """A message of QSGD blocks (docs/wire_format.md), zero from its end on, and the new residual.
+
+  Args:
+    layers: float32, bfloat16 or float16 arrays.
+    residual: float32 arrays of the same shapes (in place if donated), or None.
+    dense: uint32 words of the layers that travel whole.
+    seed: uint32 that decides how entries are rounded.
+    live: 0 sends an empty message that says so, and leaves the residual as it was.
+    silent: not 0 sends an empty message and keeps everything in the residual.
+    capacity: static length of the message's buffer.
+    bits: 2, 4 or 8 for each entry.
+    bucket: entries that share a scale, a multiple of 32.
+  """
+  if native_in_use():
+    results = [_shape((capacity,), jnp.uint32), *(_shape(e.shape, jnp.float32) for e in residual or ())]
+    args = [_control(seed, live, silent), dense, *_layers_and_residual(layers, residual)]
+    n = len(layers)
+    aliases = {2 + n + i: 1 + i for i in range(n)} if residual is not None else {}
+    words, *left = native.call('qsgd_encode', results, args, aliases, bits=bits, bucket=bucket,
+                               feedback=residual is not None)
+    return words, tuple(left) if residual is not None else None
+  return qsgd_twin.encode(layers, residual, dense, seed, jnp.asarray(live), jnp.asarray(silent), capacity,
+                          bits, bucket)
+
+
+def qsgd_sum(words, layers, dense, *, bits, bucket):
+  """Decodes messages of `qsgd_encode` and adds them up in their order.
+
+  Args:
+    words: uint32[messages, words].
+    layers: the layers (or their shapes) that were quantized.
+    dense: the layers that travelled whole.
+    bits: as in `qsgd_encode`.
+    bucket: as in `qsgd_encode`.
+
+  Returns:
+    uint32[messages], 0 where a message failed its checks and was left out; and the float32 sums,
+    first of the quantized layers, then of the dense ones.
+  """
+  if native_in_use():
+    results = [_shape(words.shape[:1], jnp.uint32)]
+    results += [_shape(x.shape, jnp.float32) for x in (*layers, *dense)]
+    intact, *sums = native.call('qsgd_sum', results, [words], dense_layers=len(dense), bits=bits,
+                                bucket=bucket)
+    return intact, tuple(sums)
+  return qsgd_twin.sum_messages(words, layers, dense, bits, bucket)
+
+
+def qsgd_round_trip(flat, bits, bucket, *, seed):
+  """What arrives when a flat float32 array is quantized; pure JAX, for simulations of a second half."""
+  words = qsgd_twin.quantize(flat, 0, seed, bits, bucket)
+  return qsgd_twin.dequantize(words, flat.size, bits, bucket)

@@ -31,10 +31,7 @@ def train_sgd(algorithm, kind):
     stream, loss = linear.batch_gradient('logistic', read, batch, windows.distinct)
     return stream, {'loss': loss, 'encoded_bytes': 4 + 8 * stream.count}
 
-  def exchange(stream):
-    reduced = dct_jax.streams.allreduce(stream, SIZE, 'data', algorithm=algorithm)
-    return reduced, dct_jax.streams.account(algorithm, stream, SIZE, WORKERS)
-
+  exchange = dct_jax.open_exchange(SIZE, 'data', algorithm=algorithm)
   update = lambda w, d, _, reduced: linear.sgd_update(w, d, reduced, RATE, kind, 1 / WORKERS)
   step = train.make_sectioned_step(local, exchange, update, mesh)
   weights, debt = train.replicate((np.zeros(SIZE, np.float32), penalty.no_debt(kind, SIZE)), mesh)
@@ -55,7 +52,7 @@ def expected(kind):
 
 
 @pytest.mark.parametrize(
-    'algorithm', ['dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar', 'auto'])
+    'algorithm', ['dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar'])
 @pytest.mark.parametrize('kind', [penalty.Penalty(), penalty.Penalty('l1', 0.01)], ids=lambda k: k.kind)
 def test_every_exchange_is_lossless(algorithm, kind):
   weights, history = train_sgd(algorithm, kind)
@@ -71,7 +68,7 @@ def test_every_exchange_is_lossless(algorithm, kind):
 @pytest.mark.parametrize('dense', [False, True], ids=['sparse', 'dense'])
 def test_coordinate_descent_of_disjoint_slices(dense):
   mesh, table = dct_jax.make_mesh(WORKERS), columns.cut(DATA, WORKERS, 5, seed=0, passes=1)
-  gather = dct_jax.allgather_dense if dense else dct_jax.streams.allgather_disjoint
+  exchange = dct_jax.open_exchange(SIZE, 'data', algorithm='dense' if dense else 'all_gather', disjoint=True)
   factor = coordinate_descent.damping(5 * WORKERS, table.features, table.row_entries)
 
   def local(weights, state, batch):
@@ -79,7 +76,6 @@ def test_coordinate_descent_of_disjoint_slices(dense):
     stream = coordinate_descent.coordinate_steps('logistic', penalty.Penalty(), weights, state, mine, factor)
     return stream, {'loss': jnp.mean(state.margins)}
 
-  exchange = lambda stream: (gather(stream, SIZE, 'data'), {})
   step = train.make_sectioned_step(local, exchange, coordinate_descent.apply_steps, mesh,
                                    batch_spec=PartitionSpec())
   state = coordinate_descent.ScdState(np.zeros(61, np.float32), DATA.labels)
