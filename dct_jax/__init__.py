@@ -5,7 +5,15 @@ The sentence that the library exists for:
     tx = optax.chain(dct_jax.dct_dp(sparsity=0.99, lifespan=1000, axis_name='data'), optax.sgd(0.1))
 """
 
-from dct_jax.collectives import Costs, Stream, all_gather, psum, sparse_all_reduce
+from dct_jax.collectives import (
+    Costs,
+    Stream,
+    all_gather,
+    open_exchange,
+    psum,
+    sparse_all_reduce,
+    streams,
+)
 from dct_jax.compressors import (
     block_top_k,
     bucket_top_k,
@@ -40,6 +48,6 @@ __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'Stream', 'Transport', 'accumulate',
     'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean', 'cast', 'compressed_mean', 'connect', 'dct_dp',
     'dct_threshold', 'dense_mean', 'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh',
-    'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'stale_mean', 'state_specs', 'top_k', 'vmap_axes',
-    'whole_room', '__version__',
+    'open_exchange', 'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'stale_mean', 'state_specs',
+    'streams', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

@@ -24,3 +24,12 @@ def native(request):
     if request.param and not kernels.native_in_use():
       pytest.skip('the native kernels are not built here')
     yield request.param
+
+
+@pytest.fixture(scope='session')
+def shared_data():
+  """The directory of real data sets, which are no part of the project: DCT_JAX_DATA, or beside it."""
+  path = pathlib.Path(os.environ.get('DCT_JAX_DATA', TESTS.parents[1] / 'shared/data'))
+  if not path.is_dir():
+    pytest.skip('there is no real data here: DCT_JAX_DATA may name its directory')
+  return path

@@ -18,7 +18,7 @@ ALLOWED = {
     'collectives': {'axes', 'contract', 'kernels', 'transport', 'wire'},
     'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives'},
     'data': set(),
-    'models': set(),
+    'models': {'collectives'},  # for the type of a stream; what communicates is passed in
     'netlab': {'train', 'collectives', 'transport'},
     'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives', 'transforms'},
 }

@@ -9,9 +9,11 @@ from dct_jax.train.loop import TrainResult, run
 from dct_jax.train.metrics import MetricsWriter, read_metrics
 from dct_jax.train.replicas import check_replicas
 from dct_jax.train.reshard import reshard
-from dct_jax.train.step import make_eval, make_step, shard_batch
+from dct_jax.train.sections import make_sectioned_step
+from dct_jax.train.step import make_eval, make_step, replicate, shard_batch, sum_batches
 
 __all__ = [
     'Checkpoints', 'MetricsWriter', 'TrainResult', 'check_replicas', 'define_flags', 'flag_values',
-    'make_eval', 'make_step', 'read_metrics', 'reshard', 'run', 'shard_batch', 'start',
+    'make_eval', 'make_sectioned_step', 'make_step', 'read_metrics', 'replicate', 'reshard', 'run',
+    'shard_batch', 'start', 'sum_batches',
 ]

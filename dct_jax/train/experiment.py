@@ -44,7 +44,8 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
   _overrides.extend((*COMMON, *overrides))
 
 
-def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str]) -> Callable:
+def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
+         more: Callable[[report.Histories], str] | None = None) -> Callable:
   """The function for `app.run`.
 
   Args:
@@ -52,6 +53,7 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str]) ->
       in that directory.
     compare: the variants that --method=compare stands for.
     columns: what the table shows of the evaluation, besides bytes.
+    more: histories by variant -> another table.
   """
 
   def run(argv):
@@ -74,6 +76,8 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str]) ->
     if jax.process_index() == 0:
       runs = {name: read_metrics(workdir / name) for name in names}
       print(report.table(runs, columns))
+      if more is not None:
+        print(more(runs))
       report.plot(runs, workdir / 'loss.png')
       print(f'figure: {workdir / "loss.png"}')
     return 0

@@ -17,8 +17,11 @@ def table(histories: Histories, evaluated: Sequence[str] = ('train_loss', 'test_
   """
   head = ['', *(name.replace('_', ' ') for name in evaluated), 'encoded B/step', 'compression',
           'sent B/step', 'sent MB']
-  rows = [head, *(_row(name, lines[-1], evaluated) for name, lines in histories.items())]
-  widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+  return _aligned([head, *(_row(name, lines[-1], evaluated) for name, lines in histories.items())])
+
+
+def _aligned(rows):
+  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   return '\n'.join('  '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
                    for row in rows)
 
@@ -29,6 +32,40 @@ def _row(name, last, evaluated):
           f'{last["total_encoded_bytes"] / steps:,.0f}',
           f'{last["total_dense_bytes"] / last["total_encoded_bytes"]:.1f}x',
           f'{last["total_sent_bytes"] / steps:,.0f}', f'{last["total_sent_bytes"] / 1e6:,.2f}']
+
+
+def one_pass(history: Sequence[Mapping[str, float]], steps: int) -> dict[str, float]:
+  """What to log of a pass over the data: its last line, and the seconds of the whole pass.
+
+  Args:
+    history: of every step, from `run` with a step of `make_sectioned_step`.
+    steps: of a whole pass. A resumed run has seen fewer, and its mean stands for the others.
+  """
+  names = ('local_seconds', 'exchange_seconds', 'update_seconds')
+  means = {k: sum(line[k] for line in history) / len(history) for k in names}
+  seconds = {f'pass_{k}': steps * v for k, v in means.items()} | {'pass_seconds': steps * sum(means.values())}
+  return {k: v for k, v in history[-1].items() if k not in ('step', *names)} | seconds
+
+
+def pass_table(histories: Histories, baseline: str = 'dense') -> str:
+  """Seconds of a pass over the data, communication in brackets, as SparCML's table 2 has them.
+
+  Args:
+    histories: with lines of `one_pass`; all passes of a run are averaged.
+    baseline: the run that others are compared with; without it there is no comparison.
+  """
+  mean = lambda lines, key: sum(line[key] for line in lines) / len(lines)
+  times = {name: (mean(lines, 'pass_seconds'), mean(lines, 'pass_exchange_seconds'))
+           for name, lines in histories.items()}
+  show = lambda pair: f'{pair[0]:.3f} ({pair[1]:.3f})'
+  rows = [['algorithm', 'baseline s (comm.)', 'time s (comm.)', 'speedup (comm.)', 'sent MB a pass']]
+  for name, (whole, part) in times.items():
+    last = histories[name][-1]
+    sent = last['total_sent_bytes'] / len(histories[name]) / 1e6
+    base = times.get(baseline)
+    speedup = f'{base[0] / whole:.2f} ({base[1] / max(part, 1e-9):.2f})' if base else ''
+    rows.append([name, show(base) if base else '', show((whole, part)), speedup, f'{sent:,.2f}'])
+  return _aligned(rows)
 
 
 def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_loss',

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -81,6 +82,18 @@ def make_eval(metric_fn: Callable, mesh: Mesh, axis_name: str = 'data') -> Calla
       evaluate, mesh=mesh, in_specs=(whole, PartitionSpec(axis_name)), out_specs=whole))
 
 
+def sum_batches(evaluate: Callable, params: Any, batches: Iterable[Any]) -> dict[str, float]:
+  """Adds up what an evaluation step says about several batches.
+
+  Each is waited for before the next one: several devices of one process can deadlock otherwise.
+  """
+  sums: dict[str, float] = {}
+  for batch in batches:
+    for name, x in jax.device_get(evaluate(params, batch)).items():
+      sums[name] = sums.get(name, 0.0) + float(x)
+  return sums
+
+
 def shard_batch(batch: Any, mesh: Mesh, axis_name: str = 'data') -> Any:
   """Turns each process's own examples into global arrays, split over workers on dimension 0.
 
@@ -106,6 +119,13 @@ def shard_batch(batch: Any, mesh: Mesh, axis_name: str = 'data') -> Any:
     return jax.make_array_from_process_local_data(sharding, x)
 
   return jax.tree_util.tree_map_with_path(place, batch)
+
+
+def replicate(tree: Any, mesh: Mesh) -> Any:
+  """Arrays that every process has alike, on all devices of the mesh."""
+  whole = NamedSharding(mesh, PartitionSpec())
+  place = lambda x: jax.make_array_from_callback(x.shape, whole, lambda index: x[index])
+  return jax.tree.map(lambda x: place(np.asarray(x)), tree)
 
 
 def _check_axis(mesh, axis_name):

@@ -1,0 +1,58 @@
+"""Lines of plain, .gz and .xz files in blocks of bounded size."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+from collections.abc import Iterator
+from typing import IO
+
+MAGIC = {b'\x1f\x8b': gzip.open, b'\xfd7': lzma.open}  # the first two bytes: names may lie
+BLOCK = 4 << 20
+
+
+def open_bytes(path: str | os.PathLike) -> IO[bytes]:
+  """Opens a file for reading, unpacked if it is packed."""
+  with open(path, 'rb') as file:
+    start = file.read(2)
+  return MAGIC.get(start, open)(path, 'rb')  # type: ignore[operator]
+
+
+def blocks(path: str | os.PathLike, size: int = BLOCK) -> Iterator[bytes]:
+  """Whole lines, about `size` bytes at a time; the last one gets a newline if it has none."""
+  with open_bytes(path) as file:
+    rest: list[bytes] = []
+    while block := file.read(size):
+      head, newline, tail = block.rpartition(b'\n')
+      if newline:
+        yield b''.join([*rest, head, newline])
+        rest = []
+      rest.append(tail)
+    if last := b''.join(rest):
+      yield last + b'\n'
+
+
+class Malformed:
+  """Counts lines that are not of a file's format, and refuses the file when they are too many.
+
+  Args:
+    path: of the file, for the message.
+    limit: how many are skipped without complaint.
+    form: what a line should look like.
+  """
+
+  def __init__(self, path: str | os.PathLike, limit: int, form: str):
+    self.path, self.limit, self.form = os.fspath(path), limit, form
+    self.count = 0
+
+  def add(self, line: int, text: bytes) -> None:
+    """Counts one.
+
+    Raises:
+      ValueError: past the limit, with the number of the line (from 1) and its beginning.
+    """
+    self.count += 1
+    if self.count > self.limit:
+      raise ValueError(f'{self.path}, line {line}: expected {self.form!r}, got {text[:60]!r} '
+                       f'(malformed lines so far: {self.count}, limit: {self.limit})')

@@ -1,0 +1,113 @@
+"""Linear models on sparse rows, after SparCML's MPI-OPT: sparse gradients, exchanged without loss.
+
+    python experiments/linear_libsvm.py --data=a9a.xz --test=a9a.t.xz --batch=100
+    python experiments/linear_libsvm.py --dataset=urls --data=urls.tsv.xz --solver=scd --method=dense,all_gather
+"""
+
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from jax.sharding import PartitionSpec
+
+import dct_jax
+from dct_jax import train
+from dct_jax.data import columns, entries, linear_sets
+from dct_jax.models import coordinate_descent, linear, penalty
+from dct_jax.train import experiment, report
+
+FLAGS = {str: 'dataset data test loss penalty solver', int: 'num_features rows batch picks passes',
+         float: 'positive_below strength learning_rate'}
+LOADED = ('dataset', 'data', 'test', 'num_features', 'rows', 'positive_below', 'seed')
+experiment.define_flags(
+    pathlib.Path(__file__).parents[1] / 'configs/linear_libsvm.py',
+    {k: (kind, 'See the configuration.') for kind, names in FLAGS.items() for k in names.split()})
+load = functools.cache(linear_sets.load_linear)
+
+
+def place(windows, mesh):
+  """Every batch on its devices: each worker keeps its share of the rows in memory, as in MPI-OPT."""
+  mine = [i for i, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
+  made = (entries.batch(windows, mine, s) for s in range(windows.steps))
+  return [train.shard_batch(linear.Batch(**batch), mesh) for batch in made]
+
+
+def make_sgd(config, data, placed, distinct, mesh, kind):
+  """-> state, local, update, spec of batches, (pass, first step) -> batches, steps of a pass."""
+  def local(weights, debt, batch):
+    read = lambda i: penalty.read(kind, weights, debt, i)
+    stream, loss = linear.batch_gradient(config.loss, read, batch, distinct)
+    return stream, {'loss': loss, 'encoded_bytes': 4 + 8 * stream.count}
+
+  def update(weights, debt, batch, reduced):
+    return linear.sgd_update(weights, debt, reduced, config.learning_rate, kind, 1 / config.workers)
+
+  def batches(number, first):
+    order = np.random.default_rng([config.seed, number]).permutation(len(placed))
+    return (placed[i] for i in order[first:])
+
+  steps = min(config.steps or len(placed), len(placed))
+  return penalty.no_debt(kind, data.num_features), local, update, PartitionSpec('data'), batches, steps
+
+
+def make_scd(config, data, placed, distinct, mesh, kind):
+  table = columns.cut(data, config.workers, config.picks, config.seed, config.passes, config.steps)
+  factor = coordinate_descent.damping(config.picks * config.workers, table.features, table.row_entries)
+
+  def local(weights, state, batch):
+    mine = jax.tree.map(lambda x: x[jax.lax.axis_index('data')], batch)
+    stream = coordinate_descent.coordinate_steps(config.loss, kind, weights, state, mine, factor)
+    loss = jnp.mean(linear.LOSSES[config.loss].value(state.margins, state.labels))
+    return stream, {'loss': loss, 'encoded_bytes': 4 + 8 * stream.count}
+
+  def batches(number, first):
+    for step in range(number * table.steps + first, (number + 1) * table.steps):
+      yield train.replicate(coordinate_descent.Picks(**columns.batch(table, step)), mesh)
+
+  state = coordinate_descent.ScdState(np.zeros_like(data.labels), data.labels)
+  return state, local, coordinate_descent.apply_steps, PartitionSpec(), batches, table.steps
+
+
+def evaluate(config, kind, measure, placed, weights, state):
+  weights = penalty.settle(kind, weights, state) if config.solver == 'sgd' else weights
+  out = {'nonzero': jnp.mean(weights != 0), 'penalty': penalty.value(kind, weights)}
+  for name, batches in placed.items():
+    sums = train.sum_batches(measure, weights, batches)
+    out |= {f'{name}_{k}': v / sums['rows'] for k, v in sums.items() if k != 'rows'}
+  return {f'eval/{k}': float(v) for k, v in out.items()}
+
+
+def train_one(config, workdir):
+  """Trains with one algorithm of the exchange; the log has a line for each pass."""
+  mesh, sets = dct_jax.make_mesh(config.workers), load(**{k: config[k] for k in LOADED})
+  windows = {k: entries.cut(v, config.workers, config.batch) for k, v in sets.items()}
+  placed = {k: place(w, mesh) for k, w in windows.items()}
+  kind, data = penalty.make_penalty(config.penalty, config.strength), sets['train']
+  state, local, update, spec, batches, steps = {'sgd': make_sgd, 'scd': make_scd}[config.solver](
+      config, data, placed['train'], windows['train'].distinct, mesh, kind)
+  weights, state = train.replicate((np.zeros(data.num_features, np.float32), state), mesh)
+  transport = dct_jax.connect(mesh) if jax.process_count() == config.workers > 1 else None
+  exchange = dct_jax.open_exchange(data.num_features, 'data', algorithm=config.method, transport=transport,
+                                   disjoint=config.solver == 'scd')
+  step = train.make_sectioned_step(local, exchange, update, mesh, batch_spec=spec)
+  measure = train.make_eval(functools.partial(linear.measure, config.loss), mesh)
+  fixed = config.to_dict() | {'passes': 'any number'}  # a resumed run may go on for longer
+  checkpoints, start = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1), 0
+  if flags.FLAGS.resume and checkpoints.latest() is not None:
+    specs = jax.tree.map(lambda _: PartitionSpec(), state)
+    weights, state, start = checkpoints.restore(weights, state, specs, mesh)
+  with train.MetricsWriter(workdir) as writer:
+    for number in range(start // steps, config.passes):
+      weights, state, start, log = train.run(
+          step, weights, state, batches(number, start % steps), steps=(number + 1) * steps, start=start,
+          log_every=1, checkpoints=checkpoints)
+      writer.write(start, report.one_pass(log, steps) | evaluate(config, kind, measure, placed, weights, state))
+
+
+if __name__ == '__main__':
+  app.run(experiment.main(
+      train_one, compare=('dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar'),
+      columns=('train_loss', 'train_accuracy', 'test_accuracy'), more=report.pass_table))
