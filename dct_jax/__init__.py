@@ -5,7 +5,7 @@ The sentence that the library exists for:
     tx = optax.chain(dct_jax.dct_dp(sparsity=0.99, lifespan=1000, axis_name='data'), optax.sgd(0.1))
 """
 
-from dct_jax.collectives import all_gather, psum
+from dct_jax.collectives import Costs, Stream, all_gather, psum, sparse_all_reduce
 from dct_jax.compressors import (
     block_top_k,
     bucket_top_k,
@@ -31,11 +31,13 @@ from dct_jax.transforms import (
     state_specs,
     vmap_axes,
 )
+from dct_jax.transport import Transport, connect
 from dct_jax.version import __version__
 
 __all__ = [
-    'Collective', 'CompressedMeanState', 'Compressor', 'Room', 'accumulate', 'all_gather', 'block_top_k',
-    'bucket_top_k', 'cast', 'compressed_mean', 'dct_dp', 'dct_threshold', 'dense_mean',
-    'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh', 'psum', 'qsgd',
-    'random_k', 'simulate', 'state_specs', 'top_k', 'vmap_axes', 'whole_room', '__version__',
+    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'Stream', 'Transport', 'accumulate',
+    'all_gather', 'block_top_k', 'bucket_top_k', 'cast', 'compressed_mean', 'connect', 'dct_dp',
+    'dct_threshold', 'dense_mean', 'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh',
+    'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'state_specs', 'top_k', 'vmap_axes',
+    'whole_room', '__version__',
 ]

@@ -56,14 +56,19 @@ def axis_size(axis_name: AxisName | None) -> int:
         'vmap with that axis, or use axis_name=None to run on one worker') from None
 
 
-def sum_together(arrays, axis_name: AxisName):
-  """Sums of several float32 arrays over the workers, in one collective: each costs a round trip."""
-  flat = lax.psum(jnp.concatenate([x.reshape(-1) for x in arrays]), axis_name)
+def cut(flat, like):
+  """A flat array in the shapes of others that it holds end to end."""
   out, at = [], 0
-  for x in arrays:
+  for x in like:
     out.append(flat[at:at + x.size].reshape(x.shape))
     at += x.size
   return tuple(out)
+
+
+def sum_together(arrays, axis_name: AxisName):
+  """Sums of several float32 arrays over the workers, in one collective: each costs a round trip."""
+  flat = lax.psum(jnp.concatenate([x.reshape(-1) for x in arrays]), axis_name)
+  return cut(flat, arrays)
 
 
 def gather(x, axis_name: AxisName):

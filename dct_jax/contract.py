@@ -113,6 +113,8 @@ class Compressor(NamedTuple):
     linear: None, or how many leading words of a message add up as integers (word 0 is always the
       number of workers with a non-finite gradient); all other words add up as float32.
     feedback: whether a transform keeps a residual for it; set with `error_feedback`.
+    stream: how its messages read as sparse streams (`compressors/stream.py`), for collectives that add
+      them up on the way; None when they are something else.
   """
 
   init: Callable[[Layers], Any]
@@ -122,6 +124,7 @@ class Compressor(NamedTuple):
   settle: Callable[[jax.Array, jax.Array, Layers, Any], Layers]
   linear: int | None = None
   feedback: Feedback | None = None
+  stream: Any = None
 
 
 KEEP, CLEAR, TAKE_BACK = 0, 1, 2
@@ -157,12 +160,17 @@ class Collective(NamedTuple):
     reduce: (compressor, layers, packed, compressor's old state, state, room, axis_name) -> Reduced.
       Without an axis name the only worker is this one.
     check: compressor -> None; raises ValueError for one that it cannot carry.
+    start: the arguments of `reduce` -> handle, while the exchange runs in the background; None when the
+      collective cannot do that.
+    wait: (handle, compressor, layers, the state that `start` was given, axis_name) -> Reduced.
   """
 
   init: Callable[[Size], Any]
   room: Callable[[Any, Size, int], Room]
   reduce: Callable[..., Reduced]
   check: Callable[[Compressor], None]
+  start: Callable[..., jax.Array] | None = None
+  wait: Callable[..., Reduced] | None = None
 
 
 def as_bytes(count: int) -> jax.Array:

@@ -13,13 +13,14 @@ ALLOWED = {
     'axes': set(),
     'kernels': {'axes'},
     'wire': {'axes', 'contract', 'kernels'},
+    'transport': {'kernels'},
     'compressors': {'axes', 'contract', 'kernels', 'wire'},
-    'collectives': {'axes', 'contract', 'kernels', 'wire'},
-    'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives'},
+    'collectives': {'axes', 'contract', 'kernels', 'transport', 'wire'},
+    'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives'},
     'data': set(),
     'models': set(),
-    'netlab': {'train'},
-    'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'collectives', 'transforms'},
+    'netlab': {'train', 'collectives', 'transport'},
+    'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives', 'transforms'},
 }
 
 

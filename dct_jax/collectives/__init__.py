@@ -1,6 +1,10 @@
 """Collectives: every worker's message -> the sum over a mesh axis. One algorithm a file."""
 
 from dct_jax.collectives.all_gather import AllGatherState, all_gather
+from dct_jax.collectives.costs import Costs, Instance
 from dct_jax.collectives.psum import psum
+from dct_jax.collectives.sparse_all_reduce import SparseAllReduceState, sparse_all_reduce
+from dct_jax.collectives.streams import Stream, allgather_disjoint, allreduce
 
-__all__ = ['AllGatherState', 'all_gather', 'psum']
+__all__ = ['AllGatherState', 'Costs', 'Instance', 'SparseAllReduceState', 'Stream', 'all_gather',
+           'allgather_disjoint', 'allreduce', 'psum', 'sparse_all_reduce']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,10 @@ from jax import lax
 from dct_jax import axes
 from dct_jax.collectives import ladder
 from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked, as_bytes
+from dct_jax.transport import Transport, gather_messages
 from dct_jax.wire import header
+
+FRAME_HEAD = 16  # bytes that a transport puts before a message
 
 
 class AllGatherState(NamedTuple):
@@ -20,7 +24,8 @@ class AllGatherState(NamedTuple):
   wanted: jax.Array  # uint32: words of the longest message wanted in the last step
 
 
-def all_gather(rungs: int = 16, dense_fallback: bool = True) -> Collective:
+def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Transport | None = None,
+               decode: Callable | None = None) -> Collective:
   """One all-gather a step, of as many words as the last step's messages wanted.
 
   All workers know all headers of the last step, so that choosing a capacity costs no round trip. What
@@ -29,14 +34,21 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True) -> Collective:
   are, and what overflows a rung in between is lost (and counted).
 
   Args:
-    rungs: how many capacities to compile.
+    rungs: how many capacities to compile; a transport needs but one.
     dense_fallback: whether the dense exchange is the last rung.
+    transport: from `dct_jax.connect`; messages then travel as long as they are, on connections of their
+      own. Without one they travel through XLA, padded to a rung.
+    decode: (compressor, gathered messages, layers, state) -> Unpacked; `compressor.decompress` unless given.
 
   Returns:
     A `Collective` for any compressor that is not meant for `psum` only.
   """
   if rungs < 1:
     raise ValueError(f'rungs must be at least 1, got {rungs=}')
+  rungs = rungs if transport is None else 1
+  channel = None if transport is None else transport.open()
+  decode = decode or (lambda compressor, *args: compressor.decompress(*args))
+  gather = lambda part, axis_name: _gather(part, axis_name, transport, channel)
 
   def plan(size, workers):
     """The ladder, and whether the dense exchange is the rung above it."""
@@ -56,7 +68,8 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True) -> Collective:
     workers = axes.axis_size(axis_name)
     size = compressor.size(layers)
     steps, fallback = plan(size, workers)
-    branches = [_sparse(w, compressor, layers, packed.message, old_state, axis_name) for w in steps]
+    read = lambda gathered: decode(compressor, gathered, layers, old_state)
+    branches = [_sparse(w, packed.message, gather, read, axis_name, channel is not None) for w in steps]
     if fallback:
       branches.append(_dense(layers, packed, room, axis_name))
     rung = ladder.choose(steps, state.wanted, fallback, size.largest)
@@ -81,16 +94,32 @@ class _Exchanged(NamedTuple):
   sent: jax.Array  # uint32: bytes
 
 
-def _sparse(words, compressor, layers, message, old_state, axis_name):
-  """The exchange of messages of `words` words."""
+def _gather(part, axis_name, transport, channel):
+  """All workers' messages, equal everywhere."""
+  if axis_name is None:
+    return part[None]
+  if transport is None:
+    return axes.gather(part, axis_name)
+  check_size(transport, axis_name)
+  return gather_messages(part, channel, transport.size)
+
+
+def check_size(transport: Transport, axis_name) -> None:
+  if axes.axis_size(axis_name) != transport.size:
+    raise ValueError(f'the transport connects {transport.size} workers, but {axis_name=} has '
+                     f'{axes.axis_size(axis_name)}; simulated workers need no transport')
+
+
+def _sparse(words, message, gather, read, axis_name, exact):
+  """The exchange of messages of `words` words, or of their exact lengths."""
 
   def exchange() -> _Exchanged:
-    workers = axes.axis_size(axis_name)
-    part = message[:words]
-    gathered = part[None] if axis_name is None else axes.gather(part, axis_name)
+    others = axes.axis_size(axis_name) - 1
+    gathered = gather(message[:words], axis_name)
     head = header.read_headers(gathered)
-    unpacked = compressor.decompress(gathered, layers, old_state)
-    return _Exchanged(unpacked, head, head.length, as_bytes(4 * words), as_bytes(4 * words * (workers - 1)))
+    moved = 4 * _mean(head.length) if exact else as_bytes(4 * words)
+    sent = (moved + FRAME_HEAD) * others if exact else as_bytes(4 * words * others)
+    return _Exchanged(read(gathered), head, head.length, moved, sent.astype(jnp.uint32))
 
   return exchange
 

@@ -136,7 +136,8 @@ class StreamFormat:
         compress=whole_compress,
         decompress=self.decompress,
         size=lambda layers: self.size(layers, nominal(self.layout(layers).split(layers)[0])),
-        settle=self.settle)
+        settle=self.settle,
+        stream=self)
 
 
 def nothing(residual) -> kernels.Selected:

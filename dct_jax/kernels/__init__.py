@@ -8,6 +8,7 @@ from dct_jax.kernels.dispatch import (
     native_in_use,
     pack,
     qsgd_encode,
+    qsgd_round_trip,
     qsgd_sum,
     settle,
     threshold,
@@ -16,6 +17,6 @@ from dct_jax.kernels.dispatch import (
 )
 
 __all__ = [
-    'NO_QUOTA', 'Selected', 'all_finite', 'encode', 'native_in_use', 'pack', 'qsgd_encode', 'qsgd_sum',
-    'settle', 'threshold', 'unpack_sum', 'use_native',
+    'NO_QUOTA', 'Selected', 'all_finite', 'encode', 'native_in_use', 'pack', 'qsgd_encode',
+    'qsgd_round_trip', 'qsgd_sum', 'settle', 'threshold', 'unpack_sum', 'use_native',
 ]

@@ -230,3 +230,9 @@ def qsgd_sum(words, layers, dense, *, bits, bucket):
                                 bucket=bucket)
     return intact, tuple(sums)
   return qsgd_twin.sum_messages(words, layers, dense, bits, bucket)
+
+
+def qsgd_round_trip(flat, bits, bucket, *, seed):
+  """What arrives when a flat float32 array is quantized; pure JAX, for simulations of a second half."""
+  words = qsgd_twin.quantize(flat, 0, seed, bits, bucket)
+  return qsgd_twin.dequantize(words, flat.size, bits, bucket)

@@ -13,7 +13,7 @@ import numpy as np
 
 from dct_jax import axes
 
-INTERFACE = 2  # raised, here and in module.cc, when a kernel's arguments change
+INTERFACE = 4  # raised, here and in module.cc, when a kernel's arguments change
 
 _native: types.ModuleType | None
 try:
@@ -34,6 +34,18 @@ AVAILABLE = _native is not None
 if _native is not None:
   for _name, _handler in _native.handlers().items():
     jax.ffi.register_ffi_target(f'dct_jax_{_name}', _handler, platform='cpu')
+
+
+def module() -> types.ModuleType:
+  """The native module, for what is not a kernel.
+
+  Raises:
+    RuntimeError: if it was not built.
+  """
+  if _native is None:
+    raise RuntimeError('this needs the native kernels, which were not built: install a C++ compiler and '
+                       'reinstall dct_jax')
+  return _native
 
 
 def call(name: str, results: Sequence[jax.ShapeDtypeStruct], args: Sequence[jax.Array],

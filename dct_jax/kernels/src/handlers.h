@@ -31,6 +31,32 @@ ffi::Error Settle(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ff
                   ffi::RemainingArgs, ffi::RemainingRets, int64_t dense_layers, int64_t unit,
                   int64_t value_codec);
 
+ffi::Error GatherMessages(ffi::Buffer<ffi::U32> message, ffi::ResultBuffer<ffi::U32> out,
+                          int64_t number);
+ffi::Error GatherMessagesStart(ffi::Buffer<ffi::U32> message, ffi::ResultBuffer<ffi::U32> token,
+                               int64_t number);
+ffi::Error GatherMessagesWait(ffi::Buffer<ffi::U32> token, ffi::ResultBuffer<ffi::U32> out,
+                              int64_t number);
+
+ffi::Error ReduceMessages(ffi::ThreadPool, ffi::Buffer<ffi::U32> control,
+                          ffi::Buffer<ffi::U32> message, ffi::RemainingArgs,
+                          ffi::ResultBuffer<ffi::U32> info, ffi::RemainingRets, int64_t number,
+                          int64_t dense_layers, int64_t unit, int64_t value_codec,
+                          int64_t index_codec, double delta, int64_t bits, int64_t bucket);
+ffi::Error ReduceMessagesStart(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> message,
+                               ffi::RemainingArgs, ffi::ResultBuffer<ffi::U32> token,
+                               int64_t number, ffi::Span<const int64_t> sizes, int64_t dense_layers,
+                               int64_t unit, int64_t value_codec, int64_t index_codec, double delta,
+                               int64_t bits, int64_t bucket);
+ffi::Error ReduceMessagesWait(ffi::ThreadPool, ffi::Buffer<ffi::U32> token,
+                              ffi::ResultBuffer<ffi::U32> info, ffi::RemainingRets, int64_t number,
+                              int64_t dense_layers, int64_t unit);
+
+ffi::Error ReduceStream(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> index,
+                        ffi::AnyBuffer value, ffi::ResultBuffer<ffi::U32> info, ffi::RemainingRets,
+                        int64_t number, int64_t size, int64_t op, int64_t index_codec, double delta,
+                        int64_t bits, int64_t bucket);
+
 ffi::Error QsgdEncode(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> dense,
                       ffi::RemainingArgs, ffi::ResultBuffer<ffi::U32> words, ffi::RemainingRets,
                       int64_t bits, int64_t bucket, bool feedback);

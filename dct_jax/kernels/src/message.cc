@@ -1,81 +1,7 @@
 // Whole messages: encode one, add up those of several workers, take one back into the residual.
-#include "handlers.h"
-#include "stream.h"
+#include "targets.h"
 
 namespace dct {
-namespace {
-
-// One layer of the result. Layers that travel dense have no units.
-struct Target {
-  float* data;
-  int64_t size;
-  int64_t first_unit;
-  int64_t units;
-};
-
-struct Targets {
-  std::vector<Target> sparse, dense;
-  int64_t universe = 0;
-  int64_t dense_values = 0;
-};
-
-ffi::Error read_targets(ffi::RemainingRets rets, int64_t dense_layers, int64_t unit,
-                        Targets* targets) {
-  for (size_t i = 0; i < rets.size(); ++i) {
-    auto buffer = rets.get<ffi::Buffer<ffi::F32>>(i);
-    if (!buffer) return buffer.error();
-    Target target{(*buffer)->typed_data(), int64_t((*buffer)->element_count()), 0, 0};
-    if (int64_t(i) < int64_t(rets.size()) - dense_layers) {
-      target.first_unit = targets->universe;
-      target.units = ceil_div(target.size, unit);
-      targets->universe += target.units;
-      targets->sparse.push_back(target);
-    } else {
-      targets->dense_values += target.size;
-      targets->dense.push_back(target);
-    }
-  }
-  return ffi::Error::Success();
-}
-
-// Adds the entries of a stream whose units lie in [begin, end).
-void scatter_add(const Stream& stream, const Targets& targets, int64_t begin, int64_t end,
-                 int64_t unit, Values codec) {
-  auto from = std::lower_bound(stream.index.begin(), stream.index.end(), uint32_t(begin));
-  size_t t = 0;
-  for (auto it = from; it != stream.index.end() && *it < end; ++it) {
-    while (*it >= targets.sparse[t].first_unit + targets.sparse[t].units) ++t;
-    const Target& target = targets.sparse[t];
-    int64_t first = (*it - target.first_unit) * unit;
-    int64_t last = std::min(target.size, first + unit);
-    int64_t v = (it - stream.index.begin()) * unit;
-    for (int64_t i = first; i < last; ++i, ++v) {
-      target.data[i] += read_value(stream.values, v, codec);
-    }
-  }
-}
-
-void add_dense(const Stream& stream, const Targets& targets, Values codec) {
-  if (!stream.dense) return;
-  int64_t v = 0;
-  for (const Target& target : targets.dense) {
-    for (int64_t i = 0; i < target.size; ++i) {
-      target.data[i] += read_value(stream.dense, v++, codec);
-    }
-  }
-}
-
-void zero_units(const Targets& targets, int64_t begin, int64_t end, int64_t unit) {
-  for (const Target& target : targets.sparse) {
-    int64_t first = std::max(begin, target.first_unit) - target.first_unit;
-    int64_t last = std::min(end, target.first_unit + target.units) - target.first_unit;
-    if (first >= last) continue;
-    float* from = target.data + first * unit;
-    std::fill(from, target.data + std::min(target.size, last * unit), 0.0f);
-  }
-}
-
-}  // namespace
 
 // control = (count, wanted count, flags, empty, budget in words); see kernels/dispatch.py: encode.
 ffi::Error Encode(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> index,
@@ -121,7 +47,7 @@ ffi::Error Encode(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> index,
 }
 
 // The sum of several workers' messages, added in their order; a message that fails its checks adds
-// nothing and is reported. Threads share the destination, so no two ever write the same entry.
+// nothing and is reported.
 ffi::Error UnpackSum(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words,
                      ffi::ResultBuffer<ffi::U32> ok, ffi::RemainingRets rets, int64_t dense_layers,
                      int64_t unit, int64_t value_codec) {
@@ -137,21 +63,8 @@ ffi::Error UnpackSum(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words,
                                       targets.universe, unit, dense_words, codec);
     ok->typed_data()[w] = streams[size_t(w)].ok;
   };
-  const int64_t step = std::max<int64_t>(1, 4 * kChunk / unit);
-  const int64_t tasks = ceil_div(targets.universe, step);
-  auto add = [&](int64_t t) {
-    int64_t begin = t * step, end = std::min(targets.universe, begin + step);
-    zero_units(targets, begin, end, unit);
-    for (const Stream& stream : streams) {
-      if (stream.ok) scatter_add(stream, targets, begin, end, unit, codec);
-    }
-  };
   parallel_for(pool, workers, read);
-  parallel_for(pool, tasks, add);
-  for (const Target& target : targets.dense) std::fill_n(target.data, target.size, 0.0f);
-  for (const Stream& stream : streams) {
-    if (stream.ok) add_dense(stream, targets, codec);
-  }
+  sum_streams(pool, streams, targets, unit, codec);
   return ffi::Error::Success();
 }
 

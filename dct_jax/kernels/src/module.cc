@@ -2,6 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "channel.h"
 #include "handlers.h"
 
 namespace ffi = xla::ffi;
@@ -94,6 +95,82 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DctQsgdSum, dct::QsgdSum,
                                   .Attr<int64_t>("bits")
                                   .Attr<int64_t>("bucket"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessages, dct::GatherMessages,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .Attr<int64_t>("channel"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessagesStart, dct::GatherMessagesStart,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .Attr<int64_t>("channel"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessagesWait, dct::GatherMessagesWait,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .Attr<int64_t>("channel"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceMessages, dct::ReduceMessages,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .RemainingRets()
+                                  .Attr<int64_t>("channel")
+                                  .Attr<int64_t>("dense_layers")
+                                  .Attr<int64_t>("unit")
+                                  .Attr<int64_t>("value_codec")
+                                  .Attr<int64_t>("index_codec")
+                                  .Attr<double>("delta")
+                                  .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("bucket"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceMessagesStart, dct::ReduceMessagesStart,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .Attr<int64_t>("channel")
+                                  .Attr<ffi::Span<const int64_t>>("sizes")
+                                  .Attr<int64_t>("dense_layers")
+                                  .Attr<int64_t>("unit")
+                                  .Attr<int64_t>("value_codec")
+                                  .Attr<int64_t>("index_codec")
+                                  .Attr<double>("delta")
+                                  .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("bucket"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceMessagesWait, dct::ReduceMessagesWait,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .RemainingRets()
+                                  .Attr<int64_t>("channel")
+                                  .Attr<int64_t>("dense_layers")
+                                  .Attr<int64_t>("unit"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceStream, dct::ReduceStream,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .RemainingRets()
+                                  .Attr<int64_t>("channel")
+                                  .Attr<int64_t>("size")
+                                  .Attr<int64_t>("op")
+                                  .Attr<int64_t>("index_codec")
+                                  .Attr<double>("delta")
+                                  .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("bucket"));
+
 namespace {
 
 PyObject* handlers(PyObject*, PyObject*) {
@@ -111,10 +188,59 @@ PyObject* handlers(PyObject*, PyObject*) {
   add("settle", DctSettle);
   add("qsgd_encode", DctQsgdEncode);
   add("qsgd_sum", DctQsgdSum);
+  add("gather_messages", DctGatherMessages);
+  add("gather_messages_start", DctGatherMessagesStart);
+  add("gather_messages_wait", DctGatherMessagesWait);
+  add("reduce_messages", DctReduceMessages);
+  add("reduce_messages_start", DctReduceMessagesStart);
+  add("reduce_messages_wait", DctReduceMessagesWait);
+  add("reduce_stream", DctReduceStream);
   return all;
 }
 
+// open_channel(rank, sockets, names, timeout) -> number; the channel owns the sockets from now on.
+PyObject* open_channel(PyObject*, PyObject* args) {
+  int rank;
+  double timeout;
+  PyObject *sockets, *names;
+  if (!PyArg_ParseTuple(args, "iO!O!d", &rank, &PyList_Type, &sockets, &PyList_Type, &names, &timeout)) {
+    return nullptr;
+  }
+  std::vector<int> fds;
+  std::vector<std::string> labels;
+  for (Py_ssize_t i = 0; i < PyList_Size(sockets); ++i) {
+    fds.push_back(int(PyLong_AsLong(PyList_GetItem(sockets, i))));
+    const char* label = PyUnicode_AsUTF8(PyList_GetItem(names, i));
+    labels.push_back(label ? label : "");
+  }
+  if (PyErr_Occurred()) return nullptr;
+  return PyLong_FromLongLong(dct::open_channel(rank, std::move(fds), std::move(labels), timeout));
+}
+
+PyObject* close_channel(PyObject*, PyObject* number) {
+  const long long n = PyLong_AsLongLong(number);
+  Py_BEGIN_ALLOW_THREADS
+  dct::close_channel(n);
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+// traffic(number) -> (exchanges, bytes sent, bytes received, seconds)
+PyObject* traffic(PyObject*, PyObject* number) {
+  try {
+    const dct::Traffic t = dct::channel(PyLong_AsLongLong(number))->traffic();
+    return Py_BuildValue("KKKd", (unsigned long long)t.calls, (unsigned long long)t.sent,
+                         (unsigned long long)t.received, t.seconds);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
 PyMethodDef methods[] = {
+    {"open_channel", open_channel, METH_VARARGS, "Opens a channel over connected sockets."},
+    {"close_channel", close_channel, METH_O, "Closes a channel."},
+    {"traffic", traffic, METH_O, "What a channel has moved."},
     {"handlers", handlers, METH_NOARGS, "A dictionary of XLA FFI handlers, as capsules."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -126,6 +252,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in native.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 2);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 4);
   return self;
 }

@@ -1,0 +1,189 @@
+"""SparCML's sparse allreduce: streams are added up on the way instead of being gathered by everybody."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dct_jax import axes, kernels
+from dct_jax.collectives.all_gather import all_gather, check_size
+from dct_jax.collectives.costs import Costs, Instance, cheapest
+from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked
+from dct_jax.transport import Transport, reduce_messages, start_messages, wait_messages
+from dct_jax.transport.calls import ALGORITHMS, Settings
+
+DENSE = ALGORITHMS.index('dense')
+# Beyond this share of a range's coordinates a vector is better dense. By bytes alone it would be 0.97 with our
+# index codecs (0.5 with the paper's 32-bit indices); measured with the work of merging it is this much
+# (benchmarks/README.md).
+DELTA = 0.5
+
+
+class SparseAllReduceState(NamedTuple):
+  """State of `sparse_all_reduce`, equal on all workers."""
+
+  step: jax.Array  # uint32: seeds the rounding of QSGD
+  wanted: jax.Array  # uint32: words of the longest message wanted in the last step
+  entries: jax.Array  # uint32: of a message in the last step, on average
+  union: jax.Array  # uint32: coordinates that somebody sent in the last step
+
+
+def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = None, *,
+                      costs: Costs | None = None, bits: int = 0, bucket: int = 1024, delta: float = DELTA,
+                      index_codec: str = 'auto', dense_fallback: bool = True) -> Collective:
+  """The sum of sparse messages by one of SparCML's algorithms, or by the one that should be fastest.
+
+  - `'all_gather'`: everybody's message to everybody. Best for disjoint indices and few workers.
+  - `'recursive_double'` (SSAR_Recursive_Double): log2 P rounds with ever denser sums. Best for tiny messages.
+  - `'split_all_gather'` (SSAR_Split_AllGather): every worker adds up a slice of the coordinates, then all slices
+    are gathered. Best when indices overlap.
+  - `'dsar'` (DSAR_Split_AllGather): the same, the slices dense; with `bits` they are quantized by QSGD, which is
+    the same for all workers, unbiased and not fed back.
+  - `'auto'`: by the cost model, from what the last step's messages were like; the dense exchange included.
+
+  Sums become dense on the way when they have more than `delta` of a range's coordinates.
+
+  Args:
+    algorithm: one of the above, or 'dense'.
+    transport: from `dct_jax.connect`. Without one, the messages are gathered through XLA and every worker adds
+      them up in the algorithm's order: the same result, for simulations and several devices in one process; the
+      bytes in the receipt are then those of that all-gather.
+    costs: measured by `dct_jax.netlab.calibrate`; needed for 'auto' with a transport.
+    bits: 2, 4 or 8: QSGD in the second half of 'dsar'; 0 sends float32.
+    bucket: values that share a scale in QSGD.
+    delta: share of the coordinates beyond which a vector is dense.
+    index_codec: how indices travel between workers: 'auto' is the shortest; 'int32', 'gap16', 'rice', 'bitmap'.
+    dense_fallback: whether everything pending is summed densely when messages outgrow that (and, with 'auto',
+      when it should be faster).
+
+  Returns:
+    A `Collective` for compressors whose messages are sparse streams.
+  """
+  _check_arguments(algorithm, bits, delta, costs, transport)
+  settings = Settings(index_codec, delta, bits, bucket)
+  if transport is None:
+    return all_gather(dense_fallback=dense_fallback, decode=partial(_replay, algorithm, settings))
+  channel = transport.open()
+
+  def init(size):
+    # A message's words are its entries and their indices; the first step has nothing better to go by.
+    usual = lambda: jnp.asarray(size.nominal, jnp.uint32)
+    return SparseAllReduceState(jnp.zeros((), jnp.uint32), usual(), usual(),
+                                jnp.asarray(min(size.nominal * transport.size, size.dense), jnp.uint32))
+
+  def choose(state, size, workers):
+    """The number of this step's algorithm, equal on all workers."""
+    if costs is not None and algorithm == 'auto':
+      instance = Instance(workers, size.dense, state.entries.astype(jnp.float32),
+                          state.union.astype(jnp.float32), 4.0 * state.wanted.astype(jnp.float32), bits)
+      chosen = cheapest(costs, instance)
+      return chosen if dense_fallback else jnp.minimum(chosen, DENSE - 1)
+    fixed = jnp.uint32(ALGORITHMS.index(algorithm))
+    return jnp.where(dense_fallback & (state.wanted > size.dense), jnp.uint32(DENSE), fixed)
+
+  def room(state, size, workers):
+    capacity = max(min(size.largest, size.dense), size.smallest)
+    words = jnp.where(choose(state, size, workers) == DENSE, jnp.uint32(0), jnp.uint32(capacity))
+    return Room(words=words, live=1, capacity=capacity)
+
+  def arguments(compressor, layers, packed, state, room):
+    """What `reduce_messages` and `start_messages` take."""
+    layout = compressor.stream.layout(layers)
+    pending = packed.residual
+    if pending is None:
+      pending = tuple(jnp.where(room.live != 0, x, 0).astype(jnp.float32) for x in layers)
+    sparse, dense = layout.split(pending)
+    chosen = choose(state, compressor.size(layers), transport.size)
+    return (packed.message, (*sparse, *dense), channel, settings), dict(
+        algorithm=chosen, seed=state.step, pending=(*sparse, *dense), dense_layers=len(dense),
+        unit=compressor.stream.unit, value_codec=compressor.stream.value_codec)
+
+  def reduce(compressor, layers, packed, old_state, state, room, axis_name):
+    del old_state
+    check_size(transport, axis_name)
+    positional, named = arguments(compressor, layers, packed, state, room)
+    return finish(compressor, layers, state, named['algorithm'], *reduce_messages(*positional, **named))
+
+  def start(compressor, layers, packed, old_state, state, room, axis_name):
+    del old_state
+    check_size(transport, axis_name)
+    positional, named = arguments(compressor, layers, packed, state, room)
+    return start_messages(*positional, **named)
+
+  def wait(handle, compressor, layers, state, axis_name):
+    del axis_name
+    layout = compressor.stream.layout(layers)
+    sparse, dense = layout.split(layers)
+    chosen = choose(state, compressor.size(layers), transport.size)
+    out = wait_messages(handle, (*sparse, *dense), channel, dense_layers=len(dense), unit=compressor.stream.unit)
+    return finish(compressor, layers, state, chosen, *out)
+
+  def finish(compressor, layers, state, chosen, info, sums):
+    layout = compressor.stream.layout(layers)
+    cut = len(layout.sparse)
+    total = sum(x.size for x in layers)
+    receipt = Receipt(
+        encoded_bytes=4 * info.encoded, moved_bytes=info.sent // max(transport.size - 1, 1), sent_bytes=info.sent,
+        overflow_bytes=4 * info.missing, density=info.entries.astype(jnp.float32) / float(total))
+    # A worker without a gradient wanted nothing, and an empty message has no entries: neither says anything
+    # about the next step.
+    known = (info.nonfinite == 0) & (chosen != DENSE)
+    new = SparseAllReduceState(
+        state.step + 1, jnp.where(info.nonfinite > 0, state.wanted, info.wanted),
+        jnp.where(known, info.entries, state.entries), jnp.where(known, info.union, state.union))
+    return Reduced(layout.merge(sums[:cut], sums[cut:]), info.nonfinite, info.corrupt, chosen == DENSE, receipt, new)
+
+  return Collective(init, room, reduce, _check_stream, start, wait)
+
+
+def _check_arguments(algorithm, bits, delta, costs, transport):
+  if algorithm not in ('auto', *ALGORITHMS):
+    raise ValueError(f"algorithm must be 'auto' or one of {ALGORITHMS}, got {algorithm=}")
+  if bits not in (0, 2, 4, 8):
+    raise ValueError(f'bits must be 0, 2, 4 or 8, got {bits=}')
+  if bits and algorithm not in ('auto', 'dsar'):
+    raise ValueError(f"bits are for 'dsar' and 'auto', got {bits=} and {algorithm=}")
+  if not 0 < delta <= 1:
+    raise ValueError(f'delta must be above 0 and at most 1, got {delta=}')
+  if algorithm == 'auto' and transport is not None:
+    if costs is None:
+      raise ValueError("'auto' chooses by measured costs: dct_jax.netlab.calibrate(transport), or "
+                       'Costs.of_network for a guess')
+    if costs.workers != transport.size:
+      raise ValueError(f'the costs were measured with {costs.workers} workers, got {transport.size=}')
+
+
+def _check_stream(compressor):
+  if compressor.stream is None:
+    raise ValueError('sparse_all_reduce adds up sparse streams (top_k, dct_threshold, ...); use all_gather or '
+                     'psum for this compressor')
+
+
+def _replay(algorithm, settings, compressor, gathered, layers, state) -> Unpacked:
+  """What the algorithm's order of additions makes of everybody's messages."""
+  if algorithm == 'recursive_double':
+    alone = [compressor.decompress(gathered[i:i + 1], layers, state) for i in range(gathered.shape[0])]
+    sums = _butterfly([u.layers for u in alone])
+    return Unpacked(sums, *(jnp.concatenate([getattr(u, name) for u in alone]) for name in ('intact', 'entries')))
+  unpacked = compressor.decompress(gathered, layers, state)
+  if algorithm != 'dsar' or not settings.bits:
+    return unpacked
+  layout = compressor.stream.layout(layers)
+  sparse, dense = layout.split(unpacked.layers)
+  flat = jnp.concatenate([x.reshape(-1) for x in (*sparse, *dense)])
+  rounded = kernels.qsgd_round_trip(flat, settings.bits, settings.bucket, seed=gathered[0, 5])
+  parts = axes.cut(rounded, (*sparse, *dense))
+  return unpacked._replace(layers=layout.merge(parts[:len(sparse)], parts[len(sparse):]))
+
+
+def _butterfly(vectors):
+  """Pairs at distance 1, 2, 4, ...; workers beyond a power of two fold in first."""
+  two = 2 ** (len(vectors).bit_length() - 1)
+  add = lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True))
+  state = [add(vectors[i], vectors[i + two]) if i + two < len(vectors) else vectors[i] for i in range(two)]
+  while len(state) > 1:
+    state = [add(state[i], state[i + 1]) for i in range(0, len(state), 2)]
+  return state[0]

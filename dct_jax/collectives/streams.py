@@ -1,0 +1,132 @@
+"""One sparse vector a worker, reduced: SparCML's interface for data that is sparse by nature."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dct_jax import axes
+from dct_jax.collectives.all_gather import check_size
+from dct_jax.collectives.sparse_all_reduce import DELTA
+from dct_jax.transport import Transport, reduce_stream
+from dct_jax.transport.calls import ALGORITHMS, OPS, Settings
+
+DENSE_RESULTS = ('dsar', 'dense')
+NO_INDEX = np.uint32(0xFFFFFFFF)
+
+
+class Stream(NamedTuple):
+  """A sparse vector: the first `count` indices are strictly increasing; what follows means nothing."""
+
+  indices: jax.Array  # uint32[capacity]
+  values: jax.Array  # float32, float64 or uint32 [capacity]
+  count: jax.Array  # type: ignore[assignment]  # uint32 scalar
+
+
+class Exchange:
+  """An open channel for streams: `allreduce` with its arguments settled, for use in a traced function.
+
+  Args:
+    size: coordinates of the vectors.
+    axis_name: mapped axis of the workers.
+    transport: from `dct_jax.connect`; None goes through XLA, for simulations.
+    algorithm: 'all_gather', 'recursive_double', 'split_all_gather' give a `Stream` of workers times the
+      capacity; 'dsar' and 'dense' give an array.
+    op: 'sum', 'max', 'min', 'product', or 'or' (of uint32); absent coordinates are neutral.
+    index_codec: as for `sparse_all_reduce`.
+    delta: likewise.
+    bits: of QSGD in the second half of 'dsar'; float32 sums only.
+  """
+
+  def __init__(self, size: int, axis_name: str, *, transport: Transport | None = None,
+               algorithm: str = 'split_all_gather', op: str = 'sum', index_codec: str = 'auto',
+               delta: float = DELTA, bits: int = 0):
+    if algorithm not in ALGORITHMS:
+      raise ValueError(f'algorithm must be one of {ALGORITHMS}, got {algorithm=}')
+    if op not in OPS:
+      raise ValueError(f'op must be one of {OPS}, got {op=}')
+    if not 0 < size <= 2**30:
+      raise ValueError(f'size must be between 1 and 2^30, got {size=}')
+    self.size, self.axis_name, self.algorithm, self.op = size, axis_name, algorithm, op
+    self._transport, self._settings = transport, Settings(index_codec, delta, bits)
+    self._channel = None if transport is None else transport.open()
+
+  def __call__(self, stream: Stream) -> tuple[Stream | jax.Array, jax.Array]:
+    """Returns the reduction, equal on all workers, and the bytes that a worker has sent, on average."""
+    _check(stream, self.op)
+    dense = self.algorithm in DENSE_RESULTS
+    workers = axes.axis_size(self.axis_name)
+    capacity = None if dense else min(workers * stream.indices.size, self.size)
+    if self._transport is None or self._channel is None:
+      return _portable(stream, self.size, self.op, capacity, self.axis_name)
+    check_size(self._transport, self.axis_name)
+    indices, values = stream.indices, stream.values
+    if self.algorithm == 'dense':
+      values = _scatter(stream, self.size, self.op)
+      indices = jnp.zeros(0, jnp.uint32)
+    info, out = reduce_stream(indices, values, stream.count, self.size, self._channel, self._settings,
+                              algorithm=ALGORITHMS.index(self.algorithm), op=self.op, capacity=capacity)
+    return (out if dense else Stream(out[0], out[1], info[0])), info[1]
+
+
+def allreduce(stream: Stream, size: int, axis_name: str, **options) -> Stream | jax.Array:
+  """Reduces every worker's stream; see `Exchange`, which opens a channel once instead of at each trace."""
+  return Exchange(size, axis_name, **options)(stream)[0]
+
+
+def allgather_disjoint(stream: Stream, size: int, axis_name: str, **options) -> Stream:
+  """Puts streams with disjoint indices together (SparCML's sparse AllGather)."""
+  result = Exchange(size, axis_name, algorithm='all_gather', **options)(stream)[0]
+  assert isinstance(result, Stream)
+  return result
+
+
+def _check(stream, op):
+  if stream.indices.dtype != jnp.uint32 or stream.indices.shape != stream.values.shape:
+    raise ValueError('a stream has uint32 indices and as many values, got '
+                     f'{stream.indices.dtype=}, {stream.indices.shape=}, {stream.values.shape=}')
+  if stream.values.dtype not in (jnp.float32, jnp.float64, jnp.uint32):
+    raise ValueError(f'values must be float32, float64 or uint32, got {stream.values.dtype=}')
+  if (op == 'or') != (stream.values.dtype == jnp.uint32) and op == 'or':
+    raise ValueError(f"'or' is for uint32, got {stream.values.dtype=}")
+
+
+def neutral(op: str, dtype):
+  """What an absent coordinate counts as."""
+  low, high = (-np.inf, np.inf) if jnp.issubdtype(dtype, jnp.floating) else (0, 2**32 - 1)
+  return np.asarray({'max': low, 'min': high, 'product': 1}.get(op, 0), dtype)
+
+
+def _combine(op):
+  return {'sum': jnp.add, 'max': jnp.maximum, 'min': jnp.minimum, 'product': jnp.multiply,
+          'or': jnp.bitwise_or}[op]
+
+
+def _scatter(stream, size, op):
+  """The stream as a dense vector."""
+  used = jnp.arange(stream.indices.size) < stream.count
+  at = jnp.where(used, stream.indices, jnp.uint32(size))
+  return jnp.full(size, neutral(op, stream.values.dtype)).at[at].set(stream.values, mode='drop')
+
+
+def _portable(stream, size, op, capacity, axis_name):
+  """The same through XLA: everybody gathers everything and combines it in order."""
+  workers = axes.axis_size(axis_name)
+  gather = (lambda x: axes.gather(x, axis_name)) if axis_name is not None else (lambda x: x[None])
+  everyone = Stream(*(gather(x) for x in stream))
+  dense = [_scatter(Stream(*(x[w] for x in everyone)), size, op) for w in range(workers)]
+  total = dense[0]
+  for vector in dense[1:]:
+    total = _combine(op)(total, vector)
+  sent = jnp.uint32((workers - 1) * (stream.indices.size * (4 + stream.values.dtype.itemsize) + 4))
+  if capacity is None:
+    return total, sent
+  used = jnp.arange(stream.indices.size) < everyone.count[:, None]
+  indices = jnp.unique(jnp.where(used, everyone.indices, NO_INDEX), size=capacity, fill_value=NO_INDEX)
+  count = jnp.sum(indices != NO_INDEX, dtype=jnp.uint32)
+  values = total.at[indices].get(mode='fill', fill_value=0)
+  return Stream(indices, lax.convert_element_type(values, stream.values.dtype), count), sent

@@ -1,0 +1,158 @@
+"""A probe of the mesh at hand: what rounds, bytes, entries and coordinates cost here, for each algorithm."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+import tqdm
+
+from dct_jax.collectives.costs import Costs, Instance, features
+from dct_jax.collectives.sparse_all_reduce import DELTA
+from dct_jax.transport import Transport, reduce_stream
+from dct_jax.transport.calls import ALGORITHMS, Settings
+
+SIZES = (2**12, 2**16, 2**18, 2**20, 2**22)
+DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1, 0.5)
+REPEATS = 3
+
+
+def calibrate(transport: Transport, *, seconds: float = 60.0, path: str | os.PathLike | None = None,
+              progress: bool = False) -> Costs:
+  """Measures every algorithm on random streams, from small ones up, and fits the cost model.
+
+  All workers must call it together.
+
+  Args:
+    transport: from `dct_jax.connect`.
+    seconds: what it may take, about.
+    path: where the result is kept (JSON); it is read from there when it exists and fits the worker count.
+    progress: whether worker 0 shows a bar.
+
+  Returns:
+    `Costs`, equal on all workers.
+  """
+  known = load(path) if path is not None and os.path.exists(path) else None
+  if _all_agree(transport, known is not None and known.workers == transport.size):
+    assert known is not None
+    return known
+  samples = _measure(transport, seconds, progress)
+  costs = fit(samples, transport.size)
+  if path is not None and transport.rank == 0:
+    save(costs, path)
+  return costs
+
+
+def save(costs: Costs, path: str | os.PathLike) -> None:
+  """Writes costs as JSON: readable, and small enough to check in."""
+  table = dict(zip(ALGORITHMS, costs.table, strict=True))
+  with open(path, 'w') as file:
+    json.dump({'workers': costs.workers, 'seconds of a (round, byte, entry, coordinate)': table}, file, indent=1)
+
+
+def load(path: str | os.PathLike) -> Costs:
+  """Reads what `save` wrote.
+
+  Raises:
+    ValueError: if the file is not one of those.
+  """
+  with open(path) as file:
+    data = json.load(file)
+  try:
+    table = data['seconds of a (round, byte, entry, coordinate)']
+    return Costs(tuple(tuple(table[name]) for name in ALGORITHMS), data['workers'])  # type: ignore[misc]
+  except (KeyError, TypeError):
+    raise ValueError(f'not a file of calibrated costs, got {path=}') from None
+
+
+def fit(samples: list[tuple[str, Instance, float]], workers: int) -> Costs:
+  """Costs that explain measured times best, by relative error; no cost is negative."""
+  table = []
+  for number, name in enumerate(ALGORITHMS):
+    rows = [(features(instance)[number], seconds) for which, instance, seconds in samples if which == name]
+    a = np.array([f / s for f, s in rows], np.float64)
+    scale = np.maximum(a.max(axis=0), 1e-30)
+    table.append(tuple(float(x) for x in scipy.optimize.nnls(a / scale, np.ones(len(a)))[0] / scale))
+  return Costs(tuple(table), workers)  # type: ignore[arg-type]
+
+
+class Probe:
+  """Reductions of random streams on one channel, timed from a common start."""
+
+  def __init__(self, transport: Transport, settings: Settings | None = None):
+    self.transport, self._channel = transport, transport.open()
+    self._settings = settings or Settings(delta=DELTA)
+    self._reduce = jax.jit(self._traced, static_argnums=(3, 4))
+    self._rng = np.random.default_rng(transport.rank)
+
+  def _traced(self, indices, values, algorithm, size, capacity):
+    return reduce_stream(indices, values, indices.size, size, self._channel, self._settings,
+                         algorithm=algorithm, capacity=capacity)
+
+  def stream(self, size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random entries of a vector; all of them when `count` is `size`."""
+    values = self._rng.standard_normal(count, np.float32)
+    if count == size:
+      return np.zeros(0, np.uint32), values
+    # Distinct by construction: one random place in each of `count` equal gaps.
+    edges = np.linspace(0, size, count + 1).astype(np.int64)
+    return (edges[:-1] + self._rng.integers(0, np.diff(edges))).astype(np.uint32), values
+
+  def together(self, vector: np.ndarray) -> np.ndarray:
+    """The largest of all workers' numbers; also a common start."""
+    x = jnp.asarray(vector, jnp.float32)
+    _, out = reduce_stream(jnp.zeros(0, jnp.uint32), x, x.size, x.size, self._channel, self._settings,
+                           algorithm=0, op='max')
+    return np.asarray(out)
+
+  def seconds(self, algorithm: str, indices, values, size: int, capacity: int | None = None) -> float:
+    """How long one reduction takes on this worker."""
+    self.together(np.zeros(1))
+    start = time.perf_counter()
+    jax.block_until_ready(self._reduce(indices, values, np.uint32(ALGORITHMS.index(algorithm)), size, capacity))
+    return time.perf_counter() - start
+
+
+def _instances(workers) -> Iterator[Instance]:
+  for size, density in itertools.product(SIZES, DENSITIES):
+    count = int(size * density)
+    if count >= 4:
+      yield Instance(workers, size, count, size * (1 - (1 - density) ** workers))
+  # nothing random about dense vectors: one instance a size
+
+
+def _measure(transport, seconds, progress):
+  """(algorithm, instance, seconds), from the cheapest instances up, until the time is used."""
+  probe, samples = Probe(transport), []
+  end, slowest = time.monotonic() + seconds, {name: 0.0 for name in ALGORITHMS}
+  instances = sorted(_instances(transport.size), key=lambda i: i.entries)
+  with tqdm.tqdm(instances, disable=not progress or transport.rank != 0, desc='calibrating') as bar:
+    for instance in bar:
+      for name in ALGORITHMS:
+        # One instance is larger than the last: leave out what would not be over in time.
+        expected = 4 * REPEATS * slowest[name]
+        over = time.monotonic() + expected > end and sum(s[0] == name for s in samples) >= 4
+        if probe.together(np.array([float(over)]))[0]:
+          continue
+        entries = instance.size if name == 'dense' else int(instance.entries)
+        times = []
+        for i in range(REPEATS + 1):
+          data = probe.stream(instance.size, entries)
+          times.append(probe.seconds(name, *data, instance.size))
+          if i == 0:
+            times.clear()  # the first one compiles
+        agreed = float(np.median(probe.together(np.array(times))))
+        slowest[name] = agreed
+        samples.append((name, instance, agreed))
+  return samples
+
+
+def _all_agree(transport, mine: bool) -> bool:
+  return Probe(transport).together(np.array([0.0 if mine else 1.0]))[0] == 0

@@ -1,0 +1,13 @@
+"""Bytes between processes: TCP connections on which a message is as long as it is."""
+
+from dct_jax.transport.calls import (
+    gather_messages,
+    reduce_messages,
+    reduce_stream,
+    start_messages,
+    wait_messages,
+)
+from dct_jax.transport.connect import Transport, connect, local_group
+
+__all__ = ['Transport', 'connect', 'gather_messages', 'local_group', 'reduce_messages', 'reduce_stream',
+           'start_messages', 'wait_messages']

@@ -1,0 +1,153 @@
+"""Exchanges over a channel, from inside a traced function.
+
+What they return is the same on all workers, and JAX takes it for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dct_jax.kernels import stream_twin, values
+
+ALGORITHMS = ('all_gather', 'recursive_double', 'split_all_gather', 'dsar', 'dense')
+OPS = ('sum', 'max', 'min', 'product', 'or')
+INFO = 8
+
+
+class Settings(NamedTuple):
+  """What a reduction may be told; static.
+
+  Attributes:
+    index_codec: how indices travel between workers: 'auto' (the shortest), 'int32', 'gap16', 'rice', 'bitmap'.
+    delta: share of a range's coordinates beyond which it travels dense.
+    bits: of QSGD in the second half of 'dsar'; 0 sends float32.
+    bucket: of QSGD.
+  """
+
+  index_codec: str = 'auto'
+  delta: float = 0.5
+  bits: int = 0
+  bucket: int = 1024
+
+  def attributes(self) -> dict:
+    code = 255 if self.index_codec == 'auto' else stream_twin.INDEX_CODES[self.index_codec]
+    return {'index_codec': np.int64(code), 'delta': np.float64(self.delta), 'bits': np.int64(self.bits),
+            'bucket': np.int64(self.bucket)}
+
+
+class Info(NamedTuple):
+  """What a reduction of messages tells; uint32 scalars, means over workers where not said otherwise."""
+
+  nonfinite: jax.Array  # workers
+  corrupt: jax.Array  # messages
+  wanted: jax.Array  # words of the longest message
+  encoded: jax.Array  # words
+  missing: jax.Array  # words
+  entries: jax.Array
+  sent: jax.Array  # bytes
+  union: jax.Array  # coordinates that somebody sent
+
+
+def _call(name, results, args, **attributes):
+  # The effect keeps XLA from leaving out, repeating or swapping exchanges.
+  return jax.ffi.ffi_call(f'dct_jax_{name}', results, has_side_effect=True)(*args, **attributes)
+
+
+def _words(count):
+  return jax.ShapeDtypeStruct((count,), jnp.uint32)
+
+
+def gather_messages(message: jax.Array, channel: int, workers: int) -> jax.Array:
+  """All workers' messages, uint32[workers, capacity]; only the words that are used travel."""
+  shape = jax.ShapeDtypeStruct((workers, message.size), jnp.uint32)
+  return _call('gather_messages', shape, [message], channel=np.int64(channel))
+
+
+def _message_attributes(dense_layers, unit, value_codec):
+  return {'dense_layers': np.int64(dense_layers), 'unit': np.int64(unit),
+          'value_codec': np.int64(values.CODES[value_codec])}
+
+
+def _control(*scalars):
+  return jnp.stack([jnp.asarray(s).astype(jnp.uint32).reshape(()) for s in scalars])
+
+
+def _layer_shapes(layers):
+  return [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in layers]
+
+
+def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm,
+                    seed=0, pending: Sequence = (), dense_layers=0, unit=1, value_codec='float32'):
+  """The sum of all workers' messages, by an algorithm that is chosen at run time.
+
+  Args:
+    message: of a sparse stream.
+    layers: those that entries were selected from, then those that travel whole; their shapes count.
+    channel: from `Transport.open`.
+    settings: static choices.
+    algorithm: number in `ALGORITHMS`, equal on all workers.
+    seed: of QSGD's rounding, equal on all workers.
+    pending: what algorithm 'dense' sums instead of messages; float32, like `layers`.
+    dense_layers: how many of the layers travel whole.
+    unit: values an index.
+    value_codec: of the message.
+
+  Returns:
+    `Info` and the summed layers.
+  """
+  info, *sums = _call(
+      'reduce_messages', [_words(INFO), *_layer_shapes(layers)], [_control(algorithm, seed), message, *pending],
+      channel=np.int64(channel), **_message_attributes(dense_layers, unit, value_codec), **settings.attributes())
+  return Info(*info), tuple(sums)
+
+
+def start_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm,
+                   seed=0, pending: Sequence = (), dense_layers=0, unit=1, value_codec='float32') -> jax.Array:
+  """Starts `reduce_messages` in the background and returns a handle for `wait_messages`."""
+  sizes = np.array([x.size for x in layers], np.int64)
+  return _call(
+      'reduce_messages_start', _words(1), [_control(algorithm, seed), message, *pending],
+      channel=np.int64(channel), sizes=sizes, **_message_attributes(dense_layers, unit, value_codec),
+      **settings.attributes())
+
+
+def wait_messages(handle: jax.Array, layers: Sequence, channel: int, *, dense_layers=0, unit=1):
+  """Waits for what was started last on the channel; returns as `reduce_messages` does."""
+  info, *sums = _call('reduce_messages_wait', [_words(INFO), *_layer_shapes(layers)], [handle],
+                      channel=np.int64(channel), dense_layers=np.int64(dense_layers), unit=np.int64(unit))
+  return Info(*info), tuple(sums)
+
+
+def reduce_stream(indices, value, count, size: int, channel: int, settings: Settings, *, algorithm, op='sum',
+                  seed=0, capacity: int | None = None):
+  """Reduces one vector a worker, given by its entries.
+
+  Args:
+    indices: uint32, the first `count` strictly increasing and below `size`; empty for a dense vector.
+    value: float32, float64 or uint32.
+    count: entries that mean something.
+    size: coordinates.
+    channel: from `Transport.open`.
+    settings: static choices.
+    algorithm: number in `ALGORITHMS`, equal on all workers.
+    op: one of `OPS`.
+    seed: of QSGD's rounding, equal on all workers.
+    capacity: entries of the result; None asks for a dense result.
+
+  Returns:
+    uint32[2] (entries of the result, mean bytes sent), and the dense result or (indices, values).
+  """
+  shapes = [_words(2)]
+  if capacity is None:
+    shapes += [jax.ShapeDtypeStruct((size,), value.dtype)]
+  else:
+    shapes += [_words(capacity), jax.ShapeDtypeStruct((capacity,), value.dtype)]
+  info, *out = _call('reduce_stream', shapes, [_control(count, algorithm, seed), indices, value],
+                     channel=np.int64(channel), size=np.int64(size), op=np.int64(OPS.index(op)),
+                     **settings.attributes())
+  return info, (out[0] if capacity is None else tuple(out))
