@@ -17,7 +17,7 @@ def base():
   config.bucket = 512
   config.bits = 32  # of a value that travels dense
   config.dense_below = 10_000  # layers with fewer entries travel whole
-  config.collective = 'all_gather'
+  config.algorithm = 'all_gather'
   config.evaluated = 10_000  # rows of either set that the losses are of
   config.evaluate_every = 39
   return config
@@ -27,7 +27,7 @@ VARIANTS = {
     'dense': {},
     'q4': {'bits': 4},
     # Table 3: the largest 16 of every 512; in the second half of the exchange sums are dense, and have 4 bits.
-    'top16_q4': {'k': 16, 'bits': 4, 'collective': 'dsar_split_all_gather'},
+    'top16_q4': {'k': 16, 'bits': 4, 'algorithm': 'dsar'},
     **{f'topk{k}': {'k': k} for k in (1, 2, 4, 8, 16, 32)},  # Figure 5
 }
 
