@@ -46,8 +46,8 @@ from dct_jax.version import __version__
 
 __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'Stream', 'Transport', 'accumulate',
-    'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean', 'cast', 'compressed_mean', 'connect', 'dct_dp',
-    'dct_threshold', 'dense_mean', 'error_feedback', 'identity', 'init', 'local_value_and_grad', 'make_mesh',
-    'open_exchange', 'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'stale_mean', 'state_specs',
-    'streams', 'top_k', 'vmap_axes', 'whole_room', '__version__',
+    'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean', 'cast', 'compressed_mean', 'connect',
+    'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback', 'identity', 'init', 'local_value_and_grad',
+    'make_mesh', 'open_exchange', 'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'stale_mean',
+    'state_specs', 'streams', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

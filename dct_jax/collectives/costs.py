@@ -2,8 +2,8 @@
 
 The time of every algorithm is a sum of four products: rounds x latency, bytes x time of a byte, sparse entries
 handled x time of an entry, dense coordinates handled x time of a coordinate. How many of each there are follows
-from the workers P, the coordinates N, a worker's entries k and those of the union K; what each takes is measured
-for each algorithm on the mesh at hand (`netlab/calibrate.py`).
+from the workers P, the coordinates N, a worker's entries k and those of the union K; what each takes is
+measured for each algorithm on the mesh at hand (`netlab/calibrate.py`).
 """
 
 from __future__ import annotations

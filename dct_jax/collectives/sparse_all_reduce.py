@@ -39,10 +39,10 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
 
   - `'all_gather'`: everybody's message to everybody. Best for disjoint indices and few workers.
   - `'recursive_double'` (SSAR_Recursive_Double): log2 P rounds with ever denser sums. Best for tiny messages.
-  - `'split_all_gather'` (SSAR_Split_AllGather): every worker adds up a slice of the coordinates, then all slices
-    are gathered. Best when indices overlap.
-  - `'dsar'` (DSAR_Split_AllGather): the same, the slices dense; with `bits` they are quantized by QSGD, which is
-    the same for all workers, unbiased and not fed back.
+  - `'split_all_gather'` (SSAR_Split_AllGather): every worker adds up a slice of the coordinates, then all
+    slices are gathered. Best when indices overlap.
+  - `'dsar'` (DSAR_Split_AllGather): the same, the slices dense; with `bits` they are quantized by QSGD, which
+    is unbiased and not fed back; its random rounding differs with and without a transport.
   - `'auto'`: by the cost model, from what the last step's messages were like; the dense exchange included.
 
   Sums become dense on the way when they have more than `delta` of a range's coordinates.
@@ -102,7 +102,8 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
     chosen = choose(state, compressor.size(layers), transport.size)
     return (packed.message, (*sparse, *dense), channel, settings), {
         'algorithm': chosen, 'seed': state.step, 'bulk': is_bulk(state.wanted), 'pending': (*sparse, *dense),
-        'dense_layers': len(dense), 'unit': compressor.stream.unit, 'value_codec': compressor.stream.value_codec}
+        'dense_layers': len(dense), 'unit': compressor.stream.unit,
+        'value_codec': compressor.stream.value_codec}
 
   def reduce(compressor, layers, packed, old_state, state, room, axis_name):
     del old_state
@@ -126,15 +127,17 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
     cut = len(layout.sparse)
     total = sum(x.size for x in layers)
     receipt = Receipt(
-        encoded_bytes=4 * info.encoded, moved_bytes=info.sent // max(transport.size - 1, 1), sent_bytes=info.sent,
-        overflow_bytes=4 * info.missing, density=info.entries.astype(jnp.float32) / float(total))
+        encoded_bytes=4 * info.encoded, moved_bytes=info.sent // max(transport.size - 1, 1),
+        sent_bytes=info.sent, overflow_bytes=4 * info.missing,
+        density=info.entries.astype(jnp.float32) / float(total))
     # A worker without a gradient wanted nothing, and an empty message has no entries: neither says anything
     # about the next step.
     known = (info.nonfinite == 0) & (chosen != DENSE)
     new = SparseAllReduceState(
         state.step + 1, jnp.where(info.nonfinite > 0, state.wanted, info.wanted),
         jnp.where(known, info.entries, state.entries), jnp.where(known, info.union, state.union))
-    return Reduced(layout.merge(sums[:cut], sums[cut:]), info.nonfinite, info.corrupt, chosen == DENSE, receipt, new)
+    merged = layout.merge(sums[:cut], sums[cut:])
+    return Reduced(merged, info.nonfinite, info.corrupt, chosen == DENSE, receipt, new)
 
   return Collective(init, room, reduce, _check_stream, start, wait)
 

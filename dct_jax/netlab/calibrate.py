@@ -22,6 +22,7 @@ from dct_jax.transport.calls import ALGORITHMS, Settings
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**22)
 DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1, 0.5)
 REPEATS = 3
+COLUMNS = 'seconds of a (round, byte, entry, coordinate)'
 
 
 def calibrate(transport: Transport, *, seconds: float = 60.0, path: str | os.PathLike | None = None,
@@ -54,7 +55,7 @@ def save(costs: Costs, path: str | os.PathLike) -> None:
   """Writes costs as JSON: readable, and small enough to check in."""
   table = dict(zip(ALGORITHMS, costs.table, strict=True))
   with open(path, 'w') as file:
-    json.dump({'workers': costs.workers, 'seconds of a (round, byte, entry, coordinate)': table}, file, indent=1)
+    json.dump({'workers': costs.workers, COLUMNS: table}, file, indent=1)
 
 
 def load(path: str | os.PathLike) -> Costs:
@@ -66,7 +67,7 @@ def load(path: str | os.PathLike) -> Costs:
   with open(path) as file:
     data = json.load(file)
   try:
-    table = data['seconds of a (round, byte, entry, coordinate)']
+    table = data[COLUMNS]
     return Costs(tuple(tuple(table[name]) for name in ALGORITHMS), data['workers'])  # type: ignore[misc]
   except (KeyError, TypeError):
     raise ValueError(f'not a file of calibrated costs, got {path=}') from None
@@ -130,8 +131,8 @@ def _instances(workers) -> Iterator[Instance]:
 
 def _measure(transport, seconds, progress):
   """(algorithm, instance, seconds), from the cheapest instances up, until the time is used."""
-  probe, samples = Probe(transport), []
-  end, slowest = time.monotonic() + seconds, {name: 0.0 for name in ALGORITHMS}
+  probe, end, slowest = Probe(transport), time.monotonic() + seconds, dict.fromkeys(ALGORITHMS, 0.0)
+  samples: list[tuple[str, Instance, float]] = []
   instances = sorted(_instances(transport.size), key=lambda i: i.entries)
   with tqdm.tqdm(instances, disable=not progress or transport.rank != 0, desc='calibrating') as bar:
     for instance in bar:

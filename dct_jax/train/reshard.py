@@ -62,8 +62,8 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
       workers, which is what an update applies, stays.
   """
   if rule == NEVER:
-    raise ValueError('the state of stale_mean holds a message that is on its way, for as many workers as made it: '
-                     f'it cannot be restored onto another number, got {old=} and {new=}')
+    raise ValueError('the state of stale_mean holds a message that is on its way, for as many workers as made '
+                     f'it: it cannot be restored onto another number, got {old=} and {new=}')
   parts = array.reshape(old, array.shape[0] // old, *array.shape[1:])
   if rule == COPY:
     return parts[worker % old]

@@ -164,7 +164,8 @@ def compressed_mean(
     means, rest, state = receive(None, parcel, state)
     return checks.merge_layers(updates, mask, means, rest), state
 
-  parts = Parts(_room, pack, send, receive, lambda layers, means, rest: checks.merge_layers(layers, mask, means, rest))
+  merge = lambda updates, means, rest: checks.merge_layers(updates, mask, means, rest)
+  parts = Parts(_room, pack, send, receive, merge)
   return CompressedMean(init, update, parts, compressor)
 
 

@@ -21,12 +21,12 @@ from dct_jax.transforms.compressed_mean import CompressedMean, CompressedMeanSta
 def bucketed_mean(make: Callable[[], CompressedMean], buckets: int = 4) -> optax.GradientTransformation:
   """Several compressed means, each of some layers, whose exchanges overlap the rest of the backward pass.
 
-  As soon as the gradients of a bucket are there they are packed and on their way; the last layers come first. The
-  update waits for all of them. More buckets overlap better, and each costs its rounds.
+  As soon as the gradients of a bucket are there they are packed and on their way; the last layers come first.
+  The update waits for all of them. More buckets overlap better, and each costs its rounds.
 
   Args:
-    make: makes a compressed mean (`dct_dp`, `compressed_mean`) with a collective of its own; called once for each
-      bucket, in the same order on all processes.
+    make: makes a compressed mean (`dct_dp`, `compressed_mean`) with a collective of its own; called once for
+      each bucket, in the same order on all processes.
     buckets: how many; layers are dealt out in order, about equally many entries to each.
 
   Returns:
@@ -86,7 +86,8 @@ def _after(handle, arrays):
   """
   for x in arrays:
     first = x.reshape(-1)[:1]
-    handle = handle + (first != first).astype(jnp.uint32) if jnp.issubdtype(x.dtype, jnp.floating) else handle | first
+    number = first if x.dtype == jnp.uint32 else (first != first).astype(jnp.uint32)
+    handle = handle | number
   return handle
 
 
@@ -103,8 +104,8 @@ class StaleMeanState(NamedTuple):
 def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
   """Sends the gradients of a step while the next step computes its own; updates are one step late.
 
-  Not in the paper. A step ends by starting the exchange of its message; the next step waits for it after its own
-  backward pass, and applies it. Error feedback is as without it: the message that is on its way is in the
+  Not in the paper. A step ends by starting the exchange of its message; the next step waits for it after its
+  own backward pass, and applies it. Error feedback is as without it: the message that is on its way is in the
   state, and a checkpoint keeps it. The first update is zero.
 
   Args:

@@ -89,7 +89,8 @@ def _known_specs(state, axis_name):
                             compressor=jax.tree.map(per_worker, node.compressor))
     if isinstance(node, StaleMeanState):
       per_worker = lambda x: shard if x.shape else whole
-      return StaleMeanState(known(node.mean), shard, jax.tree.map(per_worker, node.compressor), shard, whole)
+      return specs._replace(mean=known(node.mean), message=shard, live=shard,
+                            compressor=jax.tree.map(per_worker, node.compressor))
     if isinstance(node, AccumulateState):
       return specs._replace(pending=tuple(shard for _ in node.pending),
                             inner=_known_specs(node.inner, axis_name))

@@ -125,9 +125,11 @@ def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings
   Returns:
     `Info` and the summed layers.
   """
+  control = _control(algorithm, seed, bulk, started)
   info, *sums = _call(
-      'reduce_messages', [_words(INFO), *_layer_shapes(layers)], [_control(algorithm, seed, bulk, started), message, *pending],
-      channel=np.int64(channel), **_message_attributes(dense_layers, unit, value_codec), **settings.attributes())
+      'reduce_messages', [_words(INFO), *_layer_shapes(layers)], [control, message, *pending],
+      channel=np.int64(channel), **_message_attributes(dense_layers, unit, value_codec),
+      **settings.attributes())
   return Info(*info), tuple(sums)
 
 
@@ -175,7 +177,7 @@ def reduce_stream(indices, value, count, size: int, channel: int, settings: Sett
     shapes += [jax.ShapeDtypeStruct((size,), value.dtype)]
   else:
     shapes += [_words(capacity), jax.ShapeDtypeStruct((capacity,), value.dtype)]
-  info, *out = _call('reduce_stream', shapes, [_control(count, algorithm, seed, is_bulk(2 * value.size)), indices, value],
-                     channel=np.int64(channel), size=np.int64(size), op=np.int64(OPS.index(op)),
-                     **settings.attributes())
+  control = _control(count, algorithm, seed, is_bulk(2 * value.size))
+  info, *out = _call('reduce_stream', shapes, [control, indices, value], channel=np.int64(channel),
+                     size=np.int64(size), op=np.int64(OPS.index(op)), **settings.attributes())
   return info, (out[0] if capacity is None else tuple(out))

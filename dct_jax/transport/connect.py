@@ -76,7 +76,8 @@ class Transport:
     self.close()
 
 
-def connect(mesh: Mesh, axis_name: str = 'data', *, timeout: float = 60.0, host: str | None = None) -> Transport:
+def connect(mesh: Mesh, axis_name: str = 'data', *, timeout: float = 60.0,
+            host: str | None = None) -> Transport:
   """Prepares connections between the workers of a mesh axis; every process must call it.
 
   Args:

@@ -1,4 +1,4 @@
-"""SparCML's reductions, literally: section 4.1 on NumPy arrays. A vector is (values, present), each of size N."""
+"""SparCML's reductions, literally (section 4.1). A vector is (values, present), NumPy arrays of size N."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The digits experiment from its command line, for a few steps."""
+"""The experiments from their command lines, for a few steps."""
 
 import os
 import pathlib
@@ -12,9 +12,9 @@ pytest.importorskip('sklearn')
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def run(*arguments):
+def run(*arguments, name='digits_mlp'):
   return subprocess.run(
-      [sys.executable, str(ROOT / 'experiments/digits_mlp.py'), *arguments], capture_output=True,
+      [sys.executable, str(ROOT / f'experiments/{name}.py'), *arguments], capture_output=True,
       text=True, env=os.environ | {'PYTHONPATH': str(ROOT)}, timeout=120, check=False)
 
 
@@ -41,3 +41,18 @@ def test_bad_flags(flag, message):
   done = run(flag)
   assert done.returncode
   assert message in done.stdout + done.stderr
+
+
+def test_mlp_on_the_stand_in_for_mnist(tmp_path):
+  methods = ('dense', 'q4', 'topk4', 'top16_q4')
+  done = run('--workers=2', '--steps=30', '--hidden=64', f'--workdir={tmp_path}',
+             f'--method={",".join(methods)}', name='mlp_mnist')
+  assert done.returncode == 0, done.stderr
+  assert 'not MNIST but a stand-in' in done.stderr
+  rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:5]}
+  assert set(rows) == set(methods)
+  loss, accuracy, encoded = 1, 2, 3
+  assert all(float(rows[m][accuracy]) > 0.6 for m in methods), done.stdout
+  assert abs(float(rows['q4'][loss]) - float(rows['dense'][loss])) < 0.05
+  number = lambda m: int(rows[m][encoded].replace(',', ''))
+  assert number('topk4') < number('q4') < number('dense') / 4

@@ -95,7 +95,7 @@ def test_a_failure_in_the_background_comes_with_wait():
   def body(t):
     channel = t.open()
     start = jax.jit(lambda m: transport.start_messages(m, layers, channel, Settings(), algorithm=0))
-    wait = jax.jit(lambda h: transport.wait_messages(h, layers, channel))
+    wait = jax.jit(lambda h: transport.wait_messages(h, message, layers, channel, Settings(), algorithm=0))
     if t.rank == 1:
       return t.close()
     handle = start(message)

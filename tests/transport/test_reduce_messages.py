@@ -80,7 +80,9 @@ def calls_of(name, settings):
         value_codec=stream.value_codec, **named)
 
   def wait(channel):
-    return lambda handle, pending: transport.wait_messages(handle, pending, channel, **named)
+    return lambda handle, message, algorithm, seed, pending: transport.wait_messages(
+        handle, message, pending, channel, settings, algorithm=algorithm, seed=seed, pending=pending,
+        value_codec=stream.value_codec, **named)
 
   return blocking, start, wait
 
@@ -195,7 +197,7 @@ def test_channels_do_not_mix_whatever_the_order():
     arguments = [arguments_of(name, everything[c][t.rank], algorithms[c]) for c in range(3)]
     handles = {c: jax.jit(start(channels[c]))(*arguments[c]) for c in order}
     for c in order[::-1]:
-      results[c] = jax.tree.map(np.asarray, jax.jit(wait(channels[c]))(handles[c], arguments[c][3])[1])
+      results[c] = jax.tree.map(np.asarray, jax.jit(wait(channels[c]))(handles[c], *arguments[c])[1])
     return results
 
   for results in workers.run_workers(number, body):
