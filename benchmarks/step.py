@@ -2,7 +2,9 @@
 
 Four processes on the loopback interface, batch 128 each. Steps alternate in one run: computation alone,
 dense means, DCT-DP, and PyTorch's DDP when torch is installed. With `--lab` the processes are hosts of a
-network lab, at several rates, and bytes are those that the operating system counted. The last line is JSON.
+network lab, at several rates, messages travel over our own transport, and bytes are those that the operating
+system counted. Contenders take turns in blocks of a few steps, so that an exchange that is still on its way
+when a block ends does not run under somebody else's time. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from dct_jax import netlab, train
 from dct_jax.train.launch import launch
 
 PROCESSES = flags.DEFINE_integer('processes', 4, 'Workers, one process each.')
+BLOCK = flags.DEFINE_integer('block', 4, 'Steps of one contender before the next one; the first is not timed.')
 BATCH = flags.DEFINE_integer('batch', 128, 'Examples a worker.')
 ROUNDS = flags.DEFINE_integer('rounds', 150, 'Timed rounds.')
 WARM_UP = flags.DEFINE_integer('warm_up', 200, 'Steps before timing, while the residual fills.')
@@ -41,6 +44,7 @@ TORCH = flags.DEFINE_bool('torch', True, "Time PyTorch's DDP as well, if torch i
 WORKER = flags.DEFINE_bool('worker', False, 'Internal: this is one of the processes.')
 train.define_flags()
 
+LOSS_BYTES = 16 + 96 + 4  # a frame with one number: the mean of the loss travels beside the gradient
 BOTTOM, TOP = (13, 512, 256, 64, 16), (367, 512, 256, 128, 1)
 
 
@@ -77,22 +81,33 @@ def make_batches(count, workers, seed):
     yield {'dense': x[:, :13], 'mixed': x[:, 13:], 'label': label}
 
 
-def contenders():
+def contenders(transport):
   """Name -> optimizer. Two dense ones: what everybody writes, and ours with its checks and accounts."""
   sgd = optax.sgd(0.01)
   pmean = optax.stateless(lambda grads, _: jax.lax.pmean(grads, 'data'))
   dct = lambda **options: dct_jax.dct_dp(
       SPARSITY.value, LIFESPAN.value, 'data', value_codec=VALUES.value, **options)
-  return {'dense pmean': optax.chain(pmean, sgd),
-          'dense_mean': optax.chain(dct_jax.dense_mean('data'), sgd),
-          'DCT': optax.chain(dct(tracking=TRACKING.value), sgd),
-          'DCT as in the paper': optax.chain(dct(), sgd)}
+  group = {'dense_mean': dct_jax.dense_mean('data')}
+  if transport is None:
+    group = {'dense pmean': pmean} | group | {'DCT': dct(tracking=TRACKING.value), 'DCT as in the paper': dct()}
+  else:
+    costs = netlab.calibrate(transport, seconds=20)
+    exchange = lambda: dct_jax.sparse_all_reduce('auto', transport, costs=costs)
+    ours = lambda: dct(tracking=TRACKING.value, dense_below=0, collective=exchange())
+    group |= {'DCT': ours(), 'DCT, one step late': dct_jax.stale_mean(ours())}
+  return {name: optax.chain(mean, sgd) for name, mean in group.items()}
 
 
-def interface_bytes():
-  """What the host's interface has sent so far; None outside a lab."""
-  counter = pathlib.Path('/sys/class/net/eth0/statistics/tx_bytes')
-  return int(counter.read_text()) if LAB.value and counter.exists() else None
+PACKET = 66  # bytes of a packet's headers: Ethernet, IP, TCP with time stamps
+
+
+def interface_payload():
+  """What the host's interface has sent so far, (with packet headers, without); None outside a lab."""
+  counters = pathlib.Path('/sys/class/net/eth0/statistics')
+  if not LAB.value or not counters.exists():
+    return None
+  sent, packets = (int((counters / name).read_text()) for name in ('tx_bytes', 'tx_packets'))
+  return np.array([sent, sent - PACKET * packets])
 
 
 class Contender:
@@ -103,7 +118,7 @@ class Contender:
     self.times, self.encoded, self.sent, self.losses, self.counted = [], [], [], [], []
 
   def run(self, batch, timed):
-    before, start = interface_bytes(), time.perf_counter()
+    before, start = interface_payload(), time.perf_counter()
     metrics = self.step(batch)
     elapsed = time.perf_counter() - start
     self.losses.append(metrics['loss'])
@@ -111,13 +126,13 @@ class Contender:
       self.times.append(elapsed)
       self.encoded.append(metrics.get('encoded_bytes', 0))
       self.sent.append(metrics.get('sent_bytes', 0))
-      self.counted.append(interface_bytes() - before if before is not None else 0)
+      self.counted.append(interface_payload() - before if before is not None else np.zeros(2))
 
 
-def jax_step(tx, mesh):
+def jax_step(tx, mesh, transport=None):
   """A training step of an optimizer with its own parameters, as a function of the batch."""
   params, state, specs = dct_jax.init(tx, init_params(), mesh)
-  step = train.make_step(loss_fn, tx, mesh, specs)
+  step = train.make_step(loss_fn, tx, mesh, specs, transport=transport)
 
   def run(batch):
     nonlocal params, state
@@ -197,19 +212,26 @@ def worker():
   train.start(**train.flag_values())
   mesh = dct_jax.make_mesh()
   workers = mesh.size
-  group = {name: Contender(jax_step(tx, mesh)) for name, tx in contenders().items()}
+  transport = dct_jax.connect(mesh) if LAB.value else None
+  group = {name: Contender(jax_step(tx, mesh, transport)) for name, tx in contenders(transport).items()}
   ddp = torch_step(workers) if TORCH.value else None
   if ddp:
     group['PyTorch DDP'] = Contender(ddp)
   alone, alone_times = compute_alone(mesh)
   local = slice(jax.process_index() * BATCH.value, (jax.process_index() + 1) * BATCH.value)
-  total = WARM_UP.value + ROUNDS.value
-  for i, batch in enumerate(make_batches(total, workers, seed=2)):
-    batch = train.shard_batch(jax.tree.map(lambda x: x[local], batch), mesh)
-    timed = i >= WARM_UP.value
+  place = lambda batch: train.shard_batch(jax.tree.map(lambda x: x[local], batch), mesh)
+  block, warm_up = (BLOCK.value, WARM_UP.value) if LAB.value else (1, WARM_UP.value)
+  for batch in map(place, make_batches(warm_up, workers, seed=2)):
+    for name, contender in group.items():
+      if name.startswith('DCT') or not LAB.value:  # the residual has to fill; the others only have to compile
+        contender.run(batch, False)
+  batches = map(place, make_batches(block * ROUNDS.value, workers, seed=3))
+  for rows in zip(*[batches] * block, strict=True):
     for contender in group.values():
-      contender.run(batch, timed)
-    if timed:
+      for i, batch in enumerate(rows):
+        contender.run(batch, timed=i > 0 or block == 1)
+      time.sleep(0.2 if LAB.value else 0)  # what is still on its way must not meet the next one
+    for batch in rows:
       alone(batch)
   if jax.process_index() == 0:
     report(group, alone_times, workers)
@@ -219,18 +241,23 @@ def report(group, alone_times, workers):
   dense_bytes = 4 * sum(x.size for x in jax.tree.leaves(init_params()))
   median = {name: statistics.median(c.times) for name, c in group.items()}
   alone = statistics.median(alone_times)
-  rows = [('', 'ms a step', 'over computation', 'encoded bytes', 'sent bytes', 'counted bytes', 'last loss')]
-  rows.append(('computation alone', f'{1e3 * alone:.2f}', '1.00', '', '', '', ''))
+  rows = [('', 'ms a step', 'over computation', 'encoded bytes', 'sent bytes', 'counted', 'without headers',
+           'last loss')]
+  rows.append(('computation alone', f'{1e3 * alone:.2f}', '1.00', '', '', '', '', ''))
   for name, c in group.items():
     rows.append((name, f'{1e3 * median[name]:.2f}', f'{median[name] / alone:.2f}',
                  f'{statistics.mean(c.encoded):,.0f}', f'{statistics.mean(c.sent):,.0f}',
-                 f'{statistics.mean(c.counted):,.0f}',
+                 *(f'{x:,.0f}' for x in np.mean(c.counted, axis=0)),
                  f'{statistics.mean(c.losses[-20:]):.4f}'))
   table(f'DLRM MLPs, {dense_bytes // 4:,} parameters, {workers} processes, batch {BATCH.value}', rows)
   encoded = statistics.mean(group['DCT'].encoded)
   best_dense = min(t for name, t in median.items() if not name.startswith('DCT'))
+  ours = group['DCT']
+  counted, accounted = np.mean(ours.counted, axis=0)[1], statistics.mean(ours.sent) + (workers - 1) * LOSS_BYTES
   print(json.dumps({
       'step_speedup': round(best_dense / median['DCT'], 3),
+      'late_speedup': round(best_dense / median.get('DCT, one step late', np.inf), 3),
+      'counter_error': round(abs(counted / accounted - 1), 4) if LAB.value else None,
       'bytes_ratio': round(dense_bytes / encoded, 2),
       'sparsity': SPARSITY.value, 'lifespan': LIFESPAN.value, 'tracking': TRACKING.value,
       'value_codec': VALUES.value}), flush=True)
@@ -238,7 +265,7 @@ def report(group, alone_times, workers):
 
 def in_the_lab(command):
   """All rates, one lab; returns what the benchmark prints last."""
-  speedups = {}
+  speedups, errors = {}, []
   with netlab.Lab(PROCESSES.value) as lab:
     for rate in RATES.value:
       print(f'\n== {PROCESSES.value} hosts, {rate}', flush=True)
@@ -246,11 +273,13 @@ def in_the_lab(command):
       lines = io.StringIO()
       code = lab.run(command, output=lines).code
       text = [line for line in lines.getvalue().splitlines() if line.startswith('[0]')]
-      print('\n'.join(line[4:] for line in text[-9:]), flush=True)
+      print('\n'.join(line[4:] for line in text[-8:]), flush=True)
       if code:
         sys.exit(f'a worker failed with {code}:\n{lines.getvalue()[-3000:]}')
-      speedups[f'speedup_{rate}'] = json.loads(text[-1][4:])['step_speedup']
-  print(json.dumps(speedups))
+      found = json.loads(text[-1][4:])
+      speedups |= {f'speedup_{rate}': found['step_speedup'], f'late_speedup_{rate}': found['late_speedup']}
+      errors.append(found['counter_error'])
+  print(json.dumps(speedups | {'counter_error': max(errors)}))
 
 
 def main(argv):

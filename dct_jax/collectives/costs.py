@@ -40,6 +40,7 @@ class Instance(NamedTuple):
   union: float  # of all
   message_bytes: float | None = None  # of one worker's message, where an all-gather sends it as it is
   bits: int = 0  # of QSGD in the second half of dsar
+  dense_result: bool = True  # whether sparse sums are wanted as dense vectors
 
 
 def index_bytes(count, size, xp=np):
@@ -64,11 +65,12 @@ def features(instance: Instance, xp=np):
   dense_bytes = n * VALUE_BYTES * share
   second = dense_bytes * bits / 32 if bits else dense_bytes
   zero = 0.0 * k
+  filled = n if instance.dense_result else zero
   rows = [
-      (1, own * (p - 1), p * k, n),
+      (1, own * (p - 1), p * k, filled),
       (stages + 2 * fold, sum(encoded(s, n) for s in sizes) + fold * (encoded(k, n) + encoded(union, n)),
-       sum(2 * s for s in sizes) + handed, n),
-      (2, encoded(k * share, n) + encoded(union * share, n), 2 * k + 2 * union, n),
+       sum(2 * s for s in sizes) + handed, filled),
+      (2, encoded(k * share, n) + encoded(union * share, n), 2 * k + 2 * union, filled),
       (2, encoded(k * share, n) + second, 2 * k, n),
       (2, 2 * dense_bytes, zero, n),
   ]

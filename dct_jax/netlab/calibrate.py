@@ -22,6 +22,8 @@ from dct_jax.transport.calls import ALGORITHMS, Settings
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**22)
 DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1, 0.5)
 REPEATS = 3
+BYTE, COORDINATE = 1, 3  # columns of the costs
+PULL = 3.0  # as much as nine samples
 COLUMNS = 'seconds of a (round, byte, entry, coordinate)'
 
 
@@ -74,14 +76,31 @@ def load(path: str | os.PathLike) -> Costs:
 
 
 def fit(samples: list[tuple[str, Instance, float]], workers: int) -> Costs:
-  """Costs that explain measured times best, by relative error; no cost is negative."""
-  table = []
-  for number, name in enumerate(ALGORITHMS):
-    rows = [(features(instance)[number], seconds) for which, instance, seconds in samples if which == name]
-    a = np.array([f / s for f, s in rows], np.float64)
-    scale = np.maximum(a.max(axis=0), 1e-30)
-    table.append(tuple(float(x) for x in scipy.optimize.nnls(a / scale, np.ones(len(a)))[0] / scale))
-  return Costs(tuple(table), workers)  # type: ignore[arg-type]
+  """Costs that explain measured times best, by relative error; no cost is negative.
+
+  Bytes and entries grow together, so that samples alone do not tell their costs apart. Dense vectors have no
+  entries: the cost of a byte is taken from them, and that of the others is drawn towards it.
+  """
+  rows = {name: [] for name in ALGORITHMS}  # type: ignore[var-annotated]
+  for name, instance, seconds in samples:
+    rows[name].append(features(instance)[ALGORITHMS.index(name)] / seconds)
+  dense_rows = np.array(rows['dense'], np.float64)
+  dense_rows[:, COORDINATE] = 0  # as many as bytes
+  dense = _not_negative(dense_rows)
+  table = [dense if name == 'dense' else _not_negative(np.array(rows[name], np.float64), dense[BYTE])
+           for name in ALGORITHMS]
+  return Costs(tuple(tuple(float(x) for x in row) for row in table), workers)  # type: ignore[arg-type]
+
+
+def _not_negative(rows, byte=0.0):
+  """x >= 0 with rows @ x closest to 1, and x[BYTE] near `byte` if that is given."""
+  scale = 1 / np.maximum(rows.max(axis=0), 1e-30)
+  a, wanted = rows * scale, np.ones(len(rows))
+  if byte:
+    pull = np.zeros(rows.shape[1])
+    pull[BYTE] = PULL * scale[BYTE] / byte
+    a, wanted = np.vstack([a, pull]), np.append(wanted, PULL)
+  return scipy.optimize.nnls(a, wanted)[0] * scale
 
 
 class Probe:

@@ -251,8 +251,11 @@ def test_gathered_messages_are_everybodys():
       np.testing.assert_array_equal(row[:p.message[1]], p.message[:p.message[1]])
 
 
-def test_waiting_without_a_start_is_an_error():
-  _, _, wait = calls_of('top_k', Settings())
-  t = transport.local_group(1)[0]
-  with t, pytest.raises(jax.errors.JaxRuntimeError, match='wait without a start'):
-    jax.jit(wait(t.open()))(np.zeros(1, np.uint32), tuple(np.zeros(s, np.float32) for s in SHAPES))
+def test_waiting_without_a_start_does_it_now():
+  packed = packed_of('top_k', 'tight', 3)
+  blocking, _, wait = calls_of('top_k', Settings())
+  arguments = [arguments_of('top_k', p, 'split_all_gather') for p in packed]
+  group = workers.group(3)
+  want = group.call('blocking', blocking, arguments)
+  got = group.call('wait', wait, [(np.zeros(1, np.uint32), *a) for a in arguments])
+  jax.tree.map(np.testing.assert_array_equal, got, want)
