@@ -1,8 +1,8 @@
 """SparCML's Figure 4: the time of a sparse allreduce against density, `python benchmarks/collectives.py`.
 
-16M coordinates, hosts of a network lab, uniformly random indices, fresh data in every run. Contenders take turns
-at each density: XLA's dense psum, our dense ring, the all-gather of streams, SparCML's three algorithms, and DSAR
-with 4 bits. `auto` is the algorithm that the cost model chooses after its own calibration, on other sizes. Prints a
+16M coordinates, hosts of a network lab, random indices, fresh data in every run. Contenders take turns at each
+density: XLA's dense psum, our dense ring, the all-gather of streams, SparCML's three algorithms, and DSAR with
+4 bits. `auto` is the algorithm that the cost model chooses after its own calibration, on other sizes. Prints a
 table for each setting, draws a picture, and ends with a line of JSON.
 """
 
@@ -29,7 +29,7 @@ from dct_jax.netlab.calibrate import Probe, calibrate
 from dct_jax.transport.calls import ALGORITHMS, Settings
 
 matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 SIZE = flags.DEFINE_integer('size', 2**24, 'Coordinates.')
 HOSTS = flags.DEFINE_list('hosts', ['4', '8'], 'Numbers of hosts.')
@@ -37,7 +37,7 @@ RATES = flags.DEFINE_list('rates', ['100mbit', '1gbit', 'unshaped'], 'Of the lin
 DENSITIES = flags.DEFINE_list('densities', ['1e-5', '1e-4', '1e-3', '1e-2', '1e-1', '0.3'], 'Of a worker.')
 SETS = flags.DEFINE_list('sets', ['random', 'disjoint', 'identical'], 'How the index sets of workers relate.')
 REPEATS = flags.DEFINE_integer('repeats', 5, 'Runs with fresh data, unless they are slow.')
-BUDGET = flags.DEFINE_float('budget', 12.0, 'Seconds for the runs of one contender at one density; two at least.')
+BUDGET = flags.DEFINE_float('budget', 12.0, 'Seconds for a contender at one density; two runs at least.')
 PROBE = flags.DEFINE_float('probe', 45.0, 'Seconds for the calibration.')
 PICTURE = flags.DEFINE_string('picture', 'runs/collectives.png', 'Where the picture goes.')
 WORKER = flags.DEFINE_string('worker', '', 'Internal: the setting, on one of the hosts.')
@@ -83,7 +83,8 @@ class Bench:
                          capacity if name in SPARSE else None)
 
   def prepare_dense(self):
-    self._local = jnp.asarray(np.random.default_rng(self.transport.rank).standard_normal(self._size, np.float32))
+    rng = np.random.default_rng(self.transport.rank)
+    self._local = jnp.asarray(rng.standard_normal(self._size, np.float32))
     self._dense = train.shard_batch(np.asarray(self._local)[None], self._mesh)
 
   def run(self, names, density, kind, seen):
@@ -106,7 +107,7 @@ class Bench:
 
 
 def bound(workers, size, count, union, kind):
-  """Bytes that the busiest link has to carry, whatever the algorithm (section 4 of the paper), as encoded here."""
+  """Bytes that a link has to carry, whatever the algorithm (section 4 of the paper), as encoded here."""
   gaps = lambda k: min(k * (np.log2(max(size / k, 1)) + 1.6) / 8, size / 8)
   encoded = lambda k: min(4 * k + gaps(k), 4 * size)
   share = (workers - 1) / workers
@@ -132,15 +133,15 @@ def worker():
       union = size * {'random': 1 - (1 - density) ** workers, 'disjoint': workers * density}.get(kind, density)
       names = CONTENDERS if kind == 'random' else ('psum', 'dense', *SPARSE)
       times, count = bench.run(names, density, kind, seen)
-      guess = dict(zip(ALGORITHMS, predict(costs, Instance(workers, size, count, union, dense_result=False)),
-                       strict=True))
+      seconds = predict(costs, Instance(workers, size, count, union, dense_result=False))
+      guess = dict(zip(ALGORITHMS, seconds, strict=True))
       rows.append({'kind': kind, 'density': density, 'times': times, 'auto': min(guess, key=guess.get),
                    'guess': {k: float(v) for k, v in guess.items()},
                    'bound_bytes': float(bound(workers, size, count, union, kind))})
   rate = line_rate(bench.exact)
   if transport.rank == 0:
-    print('RESULT ' + json.dumps({'setting': WORKER.value, 'workers': workers, 'rate': rate, 'rows': rows}),
-          flush=True)
+    result = {'setting': WORKER.value, 'workers': workers, 'rate': rate, 'rows': rows}
+    print('RESULT ' + json.dumps(result), flush=True)
 
 
 def line_rate(probe):
@@ -157,8 +158,8 @@ def line_rate(probe):
 
 def summary(results):
   """The worst of everything, and rows for tables."""
-  worst = {'auto_over_best': 0.0, 'auto_over_dense': 0.0, 'best_over_bound': 0.0, 'dsar_4bit_over_dense': np.inf,
-           'model_error': 0.0}
+  worst = {'auto_over_best': 0.0, 'auto_over_dense': 0.0, 'best_over_bound': 0.0, 'model_error': 0.0,
+           'dsar_4bit_over_dense': np.inf}
   for result in results:
     rows = [('set', 'density', *CONTENDERS, 'auto', 'best/bound')]
     for row in result['rows']:
@@ -174,13 +175,16 @@ def summary(results):
       worst['model_error'] = max(worst['model_error'], abs(row['guess'][row['auto']] / chosen - 1))
       if 'dsar, 4 bits' in medians and row['density'] >= 1e-2:
         worst['dsar_4bit_over_dense'] = min(worst['dsar_4bit_over_dense'], dense / medians['dsar, 4 bits'])
-      cell = lambda k: '{:.3f} ({:.3f}-{:.3f})'.format(medians[k], *np.quantile(row['times'][k], [0.25, 0.75])) \
-          if k in medians else ''
+      cell = lambda k: _cell(row['times'].get(k))
       rows.append((row['kind'], f'{row["density"]:g}', *map(cell, CONTENDERS), row['auto'],
                    f'{ratio:.2f}' if row['bound_bytes'] > BULK else ''))
-    table(f'{result["setting"]}: seconds, median (25-75%); the transport reaches {result["rate"] / 1e6:.1f} MB/s',
-          rows)
+    rate = result['rate'] / 1e6
+    table(f'{result["setting"]}: seconds, median (25-75%); the transport reaches {rate:.1f} MB/s', rows)
   return {k: round(v, 3) for k, v in worst.items()}
+
+
+def _cell(times):
+  return '{1:.3f} ({0:.3f}-{2:.3f})'.format(*np.quantile(times, [0.25, 0.5, 0.75])) if times else ''
 
 
 def draw(results, path):
@@ -192,7 +196,7 @@ def draw(results, path):
   for ax, result in zip(axes.flat, results, strict=False):
     rows = [r for r in result['rows'] if r['kind'] == 'random']
     for name in CONTENDERS:
-      points = [(r['density'], *np.quantile(r['times'][name], [0.25, 0.5, 0.75])) for r in rows if r['times'][name]]
+      points = [(r['density'], *np.quantile(r['times'][name], [0.25, 0.5, 0.75])) for r in rows]
       x, low, middle, high = zip(*points, strict=True)
       line, = ax.plot(x, middle, label=name, marker='.', linestyle='--' if name in ('psum', 'dense') else '-')
       ax.fill_between(x, low, high, alpha=0.2, color=line.get_color())

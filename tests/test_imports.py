@@ -19,7 +19,7 @@ ALLOWED = {
     'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives'},
     'data': set(),
     'models': {'collectives'},  # for the type of a stream; what communicates is passed in
-    'netlab': {'train', 'collectives', 'transport'},
+    'netlab': {'train', 'collectives', 'transforms', 'transport'},
     'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives', 'transforms'},
 }
 

@@ -149,7 +149,7 @@ def _check_arguments(algorithm, bits, costs, transport):
     raise ValueError(f"bits are for 'dsar' and 'auto', got {bits=} and {algorithm=}")
   if algorithm == 'auto' and transport is not None:
     if costs is None:
-      raise ValueError("'auto' chooses by measured costs: dct_jax.netlab.calibrate(transport), or "
+      raise ValueError("'auto' chooses by measured costs: dct_jax.netlab.calibrate.calibrate(transport), or "
                        'Costs.of_network for a guess')
     if costs.workers != transport.size:
       raise ValueError(f'the costs were measured with {costs.workers} workers, got {transport.size=}')

@@ -3,9 +3,8 @@
     python -m dct_jax.netlab run --hosts 4 --rate 100mbit -- python program.py
 """
 
-from dct_jax.netlab.calibrate import calibrate
 from dct_jax.netlab.lab import Lab, Run, end_on_sigterm
 from dct_jax.netlab.namespaces import Counters, Link, bits_per_second, missing
 
-__all__ = ['Counters', 'Lab', 'Link', 'Run', 'bits_per_second', 'calibrate', 'end_on_sigterm',
+__all__ = ['Counters', 'Lab', 'Link', 'Run', 'bits_per_second', 'end_on_sigterm',
            'missing']

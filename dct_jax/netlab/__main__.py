@@ -1,4 +1,6 @@
-"""`python -m dct_jax.netlab run --hosts 4 --rate 100mbit --delay 1ms -- python program.py --flags`."""
+"""A lab, and advice: `python -m dct_jax.netlab run --hosts 4 --rate 100mbit -- python program.py --flags`,
+`python -m dct_jax.netlab advise --parameters 500000 --sparsity 0.99 --workers 4 --rate 100mbit`,
+`python -m dct_jax.netlab calibrate --save costs.json` (on every host, or in a lab)."""
 
 from __future__ import annotations
 
@@ -6,7 +8,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dct_jax.netlab import Lab, end_on_sigterm
+from dct_jax import train
+from dct_jax.collectives.costs import Costs
+from dct_jax.netlab import Lab, advise, bits_per_second, calibrate, end_on_sigterm
+from dct_jax.transforms import make_mesh
+from dct_jax.transport import connect
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
   run.add_argument('--burst', help='bytes that may pass at line speed')
   run.add_argument('--timeout', type=float, help='seconds after which all are ended')
   run.add_argument('program', nargs='+', help='after --: program and arguments')
+  _add_advise(commands)
+  _add_calibrate(commands)
   flags = parser.parse_args(arguments)
+  if flags.command != 'run':
+    return flags.action(flags)
   end_on_sigterm()
   with Lab(flags.hosts, rate=flags.rate, delay=flags.delay, loss=flags.loss, burst=flags.burst) as lab:
     result = lab.run(flags.program, timeout=flags.timeout)
@@ -28,6 +38,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
       print(f'host {i}: sent {c.sent_bytes:,} bytes in {c.sent_packets:,} packets, '
             f'received {c.received_bytes:,} bytes')
   return result.code
+
+
+def _add_advise(commands):
+  advise = commands.add_parser('advise', help='will compression pay off here?')
+  advise.add_argument('--parameters', type=int, required=True, help='of the model')
+  advise.add_argument('--sparsity', type=float, default=0.99, help='share of the gradient that stays behind')
+  advise.add_argument('--workers', type=int, default=4)
+  advise.add_argument('--rate', default='1gbit', help='of every link')
+  advise.add_argument('--latency', type=float, default=1.0, help='of a round, in milliseconds')
+  advise.add_argument('--costs', help='file of `calibrate`, instead of workers, rate and latency')
+  advise.add_argument('--compute', type=float, default=0.0, help='milliseconds of a step without exchange')
+  advise.add_argument('--value-bits', type=int, default=16)
+  advise.add_argument('--overlap', type=float, default=0.0, help="how alike workers' choices are, 0 to 1")
+  advise.set_defaults(action=_advise)
+
+
+def _advise(flags):
+  costs = calibrate.load(flags.costs) if flags.costs else Costs.of_network(
+      flags.workers, bits_per_second(flags.rate) / 8, flags.latency / 1e3)
+  advice = advise.advise(
+      costs, parameters=flags.parameters, sparsity=flags.sparsity, value_bits=flags.value_bits,
+      compute=flags.compute / 1e3, overlap=flags.overlap)
+  print(advise.explain(advice, flags.compute / 1e3))
+  return 0
+
+
+def _add_calibrate(commands):
+  command = commands.add_parser('calibrate', help='measure this mesh; run it on every host')
+  command.add_argument('--save', required=True, help='where the costs go (JSON)')
+  command.add_argument('--seconds', type=float, default=60.0)
+  command.set_defaults(action=_calibrate)
+
+
+def _calibrate(flags):
+  train.start()
+  with connect(make_mesh()) as transport:
+    costs = calibrate.calibrate(transport, seconds=flags.seconds, path=flags.save, progress=True)
+    if transport.rank == 0:
+      print(f'{flags.save}: costs of {costs.workers} workers')
+  return 0
 
 
 if __name__ == '__main__':

@@ -89,7 +89,7 @@ def fit(samples: list[tuple[str, Instance, float]], workers: int) -> Costs:
   dense = _not_negative(dense_rows)
   table = [dense if name == 'dense' else _not_negative(np.array(rows[name], np.float64), dense[BYTE])
            for name in ALGORITHMS]
-  return Costs(tuple(tuple(float(x) for x in row) for row in table), workers)  # type: ignore[arg-type]
+  return Costs(tuple(tuple(float(x) for x in row) for row in table), workers)  # type: ignore[misc]
 
 
 def _not_negative(rows, byte=0.0):

@@ -153,7 +153,8 @@ def _means(scalars, mean):
   for name, x in scalars.items():
     if jnp.shape(x):
       raise ValueError(f'metrics must be scalars, got shape={jnp.shape(x)} for {name=}')
-  return dict(zip(scalars, mean(jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars.values()])), strict=True))
+  means = mean(jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars.values()]))
+  return dict(zip(scalars, means, strict=True))
 
 
 def _mean_over(axis_name, transport=None):
