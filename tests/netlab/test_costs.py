@@ -1,0 +1,72 @@
+"""Calibration and advice."""
+
+import numpy as np
+import pytest
+
+from dct_jax.collectives.costs import Costs, Instance, features, predict
+from dct_jax.netlab import __main__ as command
+from dct_jax.netlab import advise, calibrate
+from dct_jax.transport.calls import ALGORITHMS
+
+
+def made_up(workers=4):
+  rng = np.random.default_rng(0)
+  return Costs(tuple(tuple(x) for x in rng.uniform(0.5, 2, (5, 4)) * (2e-3, 8e-8, 2e-8, 1e-9)), workers)
+
+
+def samples_of(costs, noise):
+  rng = np.random.default_rng(1)
+  for size in (2**12, 2**16, 2**20, 2**22):
+    for density in (1e-3, 1e-2, 1e-1):
+      instance = Instance(costs.workers, size, size * density, size * (1 - (1 - density) ** costs.workers))
+      for name, seconds in zip(ALGORITHMS, predict(costs, instance), strict=True):
+        yield name, instance, float(seconds * np.exp(noise * rng.standard_normal()))
+
+
+def test_a_fit_predicts_other_instances():
+  # One cost of a byte for all: that is what the fit leans on.
+  table = [(*row[:1], 9e-8, *row[2:]) for row in made_up().table]
+  costs = Costs(tuple(table), 4)
+  found = calibrate.fit(list(samples_of(costs, 0.05)), 4)
+  for size, density in [(2**24, 1e-4), (2**24, 0.05), (300_000, 0.01)]:
+    other = Instance(4, size, size * density, size * (1 - (1 - density) ** 4))
+    np.testing.assert_allclose(predict(found, other), predict(costs, other), rtol=0.2)
+
+
+def test_costs_are_kept_in_a_file(tmp_path):
+  calibrate.save(made_up(), tmp_path / 'costs.json')
+  assert calibrate.load(tmp_path / 'costs.json') == made_up()
+  (tmp_path / 'other.json').write_text('{}')
+  with pytest.raises(ValueError, match='not a file of calibrated costs'):
+    calibrate.load(tmp_path / 'other.json')
+
+
+def test_advice_follows_the_network():
+  slow = advise.advise(Costs.of_network(4, 1e6), parameters=10**6, sparsity=0.99, compute=0.01)
+  assert slow.best == 'all_gather'
+  assert slow.speedup > 10
+  fast = advise.advise(Costs.of_network(4, 1e12, latency=0.0), parameters=10**4, sparsity=0.0, compute=1.0)
+  assert fast.speedup < 1.05
+  assert 'will not pay off' in advise.explain(fast, 1.0)
+  alike = advise.advise(Costs.of_network(16, 1e6), parameters=10**6, sparsity=0.99, overlap=1.0)
+  assert alike.best == 'split_all_gather'
+
+
+@pytest.mark.parametrize('wrong', [{'parameters': 0}, {'sparsity': 1.5}, {'overlap': -1}])
+def test_advice_refuses_nonsense(wrong):
+  with pytest.raises(ValueError, match=next(iter(wrong))):
+    advise.advise(made_up(), **({'parameters': 10, 'sparsity': 0.5} | wrong))
+
+
+def test_the_command_advises(capsys):
+  assert command.main(['advise', '--parameters', '500000', '--rate', '100mbit', '--compute', '17']) == 0
+  said = capsys.readouterr().out
+  assert 'Compression pays off' in said
+  assert 'SSAR_Split_AllGather' in said
+
+
+def test_features_count_what_the_paper_counts():
+  identical = features(Instance(8, 10**6, 1000, 1000))
+  doubling, split = ALGORITHMS.index('recursive_double'), ALGORITHMS.index('split_all_gather')
+  assert identical[doubling, 0] == 3
+  np.testing.assert_allclose(identical[doubling, 1] / identical[split, 1], 3 / (2 * 7 / 8), rtol=0.02)
