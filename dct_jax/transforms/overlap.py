@@ -37,7 +37,8 @@ def bucketed_mean(make: Callable[[], CompressedMean], buckets: int = 4) -> optax
   means = [make() for _ in range(buckets)]
 
   def init(params):
-    return tuple(m.init(part) for m, part in zip(means, _deal(params, buckets), strict=True))
+    parts = _deal(params, buckets)
+    return tuple(m.init(part) if part else () for m, part in zip(means, parts, strict=True))
 
   def update(updates, state, params=None):
     del params
@@ -136,6 +137,10 @@ def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
     # The gradients are there before anybody waits: until then the exchange runs in the background.
     handle = _after(state.handle, jax.tree.leaves(updates))
     means, rest, after = mean.parts.receive(handle, before, state.mean)
+    # The first message was empty, which says nothing about how long the next ones will be.
+    first = state.mean.step == 0
+    after = after._replace(collective=jax.tree.map(
+        lambda old, new: jnp.where(first, old, new), state.mean.collective, after.collective))
     parcel, packed = mean.parts.pack(updates, after)
     if parcel.exact:
       raise ValueError('stale_mean cannot delay what a mask leaves out; use a mean without mask')

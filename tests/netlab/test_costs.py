@@ -27,7 +27,7 @@ def test_a_fit_predicts_other_instances():
   # One cost of a byte for all: that is what the fit leans on.
   table = [(*row[:1], 9e-8, *row[2:]) for row in made_up().table]
   costs = Costs(tuple(table), 4)
-  found = calibrate.fit(list(samples_of(costs, 0.05)), 4)
+  found = calibrate.fit(list(samples_of(costs, 0.02)), 4)
   for size, density in [(2**24, 1e-4), (2**24, 0.05), (300_000, 0.01)]:
     other = Instance(4, size, size * density, size * (1 - (1 - density) ** 4))
     np.testing.assert_allclose(predict(found, other), predict(costs, other), rtol=0.2)

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import dct_jax
+from dct_jax.train.reshard import NEVER, reshard, rules
 
 WORKERS = 3
 SHAPES = {'a': (40, 7), 'b': (11,), 'c': (300,), 'd': (5, 5)}
@@ -94,9 +95,7 @@ def test_bad_arguments(make):
 
 
 def test_a_message_on_its_way_stays_with_its_workers():
-  from dct_jax.train import reshard
   _, state = run(dct_jax.stale_mean(mean()), 1)
-  rules = reshard.rules(state)
-  assert rules.count(reshard.NEVER) >= 2
+  assert rules(state).count(NEVER) >= 2
   with pytest.raises(ValueError, match='another number'):
-    reshard.reshard(np.zeros(6), 3, 2, 0, reshard.NEVER)
+    reshard(np.zeros(6), 3, 2, 0, NEVER)
