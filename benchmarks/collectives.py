@@ -211,6 +211,7 @@ def draw(results, path):
 def main(argv):
   if WORKER.value:
     return worker()
+  netlab.end_on_sigterm()
   results = []
   for hosts in map(int, HOSTS.value):
     with netlab.Lab(hosts) as lab:

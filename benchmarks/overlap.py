@@ -126,6 +126,7 @@ def draw(spans, path):
 def main(argv):
   if WORKER.value:
     return worker()
+  netlab.end_on_sigterm()
   with netlab.Lab(HOSTS.value, rate=RATE.value) as lab:
     lines = io.StringIO()
     if lab.run([sys.executable, argv[0], *sys.argv[1:], '--worker'], output=lines).code:

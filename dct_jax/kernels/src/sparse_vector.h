@@ -104,7 +104,8 @@ Vec<T> combine(std::vector<const Vec<T>*> parts, int64_t delta) {
   Block<uint32_t> index(total);
   Block<T> value(total);
   int64_t n = 0;
-  if (total * 32 > out.size) {  // many: a dense block and a bitmap cost less than merging
+  // Fresh memory for a dense block costs more (a page fault for every 4 KB) than merging, up to a good density.
+  if (total * 4 > out.size) {
     Block<T> sum(out.size);
     std::vector<uint64_t> there(size_t(ceil_div(out.size, 64)));
     for (const Vec<T>* p : parts) {
