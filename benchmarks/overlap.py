@@ -1,8 +1,8 @@
 """What non-blocking exchanges save, and a timeline that shows it: `python benchmarks/overlap.py`.
 
-An MLP on hosts of a network lab at a rate where an exchange takes about as long as the computation. Contenders take
-turns in blocks of steps: blocking, buckets whose exchanges overlap the backward pass, and one step late. The
-last line is JSON.
+An MLP on hosts of a network lab at a rate where an exchange takes about as long as the computation. Contenders
+take turns in blocks of steps: blocking, buckets whose exchanges overlap the backward pass, and one step late.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import dct_jax
 from dct_jax import netlab, train
 
 matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 HOSTS = flags.DEFINE_integer('hosts', 2, 'Of the lab.')
 RATE = flags.DEFINE_string('rate', '50mbit', 'Of the links.')
@@ -71,7 +71,7 @@ def worker():
   alone, alone_times = jax.jit(jax.value_and_grad(loss_fn)), []
   rng = np.random.default_rng(jax.process_index())
   for r in range(ROUNDS.value):
-    for name, entry in steps.items():
+    for entry in steps.values():
       for i in range(BLOCK.value):
         batch = {'x': rng.standard_normal((BATCH, WIDTH), np.float32)}
         batch['y'] = np.tanh(batch['x'])
@@ -115,7 +115,7 @@ def draw(spans, path):
     for begin, end in span['steps']:
       ax.barh(1, 1e3 * (end - begin), left=1e3 * (begin - zero), height=0.5, color='tab:gray', edgecolor='k')
     for channel, begin, end in span['exchanges']:
-      ax.barh(0.3 - 0.12 * channel, 1e3 * (end - begin), left=1e3 * (begin - zero), height=0.1, color='tab:blue')
+      ax.barh(0.3 - 0.12 * channel, 1e3 * (end - begin), left=1e3 * (begin - zero), height=0.1)
     ax.set(title=name, yticks=[0.2, 1], yticklabels=['exchange', 'step'])
   axes[-1].set(xlabel='ms')
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)

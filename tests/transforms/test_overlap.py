@@ -80,7 +80,7 @@ def test_specs_are_found_in_a_chain():
   mesh = dct_jax.make_mesh(WORKERS)
   for make in (lambda: dct_jax.stale_mean(mean()), lambda: dct_jax.bucketed_mean(mean, 2)):
     tx = optax.chain(make(), optax.adam(0.1))
-    params, state, specs = dct_jax.init(tx, PARAMS, mesh)
+    _, state, specs = dct_jax.init(tx, PARAMS, mesh)
     chex.assert_trees_all_equal_structs(jax.tree.map(lambda _: 0, state), jax.tree.map(
         lambda _: 0, specs, is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec)))
 
