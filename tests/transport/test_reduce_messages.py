@@ -178,7 +178,7 @@ def test_start_and_wait_are_the_blocking_call(name):
   want = [group.call(name, blocking, a)[0] for a in arguments]
   handles = [group.call((name, 'start'), start, a) for a in arguments]
   for i, (handle, a) in enumerate(zip(handles, arguments, strict=True)):
-    results = group.call((name, 'wait'), wait, [(h, x[3]) for h, x in zip(handle, a, strict=True)])
+    results = group.call((name, 'wait'), wait, [(h, *x) for h, x in zip(handle, a, strict=True)])
     workers.assert_replicas([want[i], *results])
 
 
