@@ -270,6 +270,7 @@ def report(group, alone_times, workers):
 def in_the_lab(command):
   """All rates, one lab; returns what the benchmark prints last."""
   speedups, errors = {}, []
+  netlab.end_on_sigterm()
   with netlab.Lab(PROCESSES.value) as lab:
     for rate in RATES.value:
       print(f'\n== {PROCESSES.value} hosts, {rate}', flush=True)
