@@ -18,7 +18,7 @@ from dct_jax.transport.calls import ALGORITHMS, Settings, is_bulk
 
 DENSE = ALGORITHMS.index('dense')
 # Beyond this share of a range's coordinates a vector is dense. By bytes alone it would be 0.97 with our index
-# codecs (0.5 with the paper's 32-bit indices). Merging takes time as well; the best value has not been measured yet.
+# codecs (0.5 with the paper's 32-bit indices). Merging takes time as well; the best value is not measured yet.
 DELTA = 0.5
 
 
