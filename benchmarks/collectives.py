@@ -8,7 +8,6 @@ table for each setting, draws a picture, and ends with a line of JSON.
 
 from __future__ import annotations
 
-import io
 import json
 import pathlib
 import sys
@@ -20,7 +19,7 @@ import matplotlib
 import numpy as np
 from absl import app, flags
 from jax.sharding import PartitionSpec
-from timing import table
+from timing import result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, train
@@ -219,12 +218,8 @@ def main(argv):
         setting = f'{hosts} hosts, {rate}'
         print(f'== {setting}', file=sys.stderr, flush=True)
         lab.reshape(rate=None if rate == 'unshaped' else rate)
-        lines = io.StringIO()
         command = [sys.executable, argv[0], *sys.argv[1:], f'--worker={setting}']
-        if lab.run(command, output=lines).code:
-          sys.exit(f'a worker failed:\n{lines.getvalue()[-3000:]}')
-        found = [x for x in lines.getvalue().splitlines() if x.startswith('[0] RESULT ')]
-        results.append(json.loads(found[-1].removeprefix('[0] RESULT ')))
+        results.append(result_in_lab(lab, command))
         draw(results, PICTURE.value)
         pathlib.Path(PICTURE.value).with_suffix('.json').write_text(json.dumps(results))
   worst = summary(results)

@@ -7,7 +7,6 @@ The last line is JSON.
 
 from __future__ import annotations
 
-import io
 import json
 import pathlib
 import sys
@@ -19,7 +18,7 @@ import matplotlib
 import numpy as np
 import optax
 from absl import app, flags
-from timing import table
+from timing import result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, train
@@ -128,11 +127,7 @@ def main(argv):
     return worker()
   netlab.end_on_sigterm()
   with netlab.Lab(HOSTS.value, rate=RATE.value) as lab:
-    lines = io.StringIO()
-    if lab.run([sys.executable, argv[0], *sys.argv[1:], '--worker'], output=lines).code:
-      sys.exit(f'a worker failed:\n{lines.getvalue()[-3000:]}')
-  found = [x for x in lines.getvalue().splitlines() if x.startswith('[0] RESULT ')]
-  result = json.loads(found[-1].removeprefix('[0] RESULT '))
+    result = result_in_lab(lab, [sys.executable, argv[0], *sys.argv[1:], '--worker'])
   median = {name: float(np.median(times)) for name, times in result['times'].items()}
   alone = float(np.median(result['alone']))
   rows = [('', 'ms a step', 'saved'), ('computation alone', f'{1e3 * alone:.1f}', '')]

@@ -5,8 +5,11 @@ The machine is shared and noisy; a time by itself means little, a ratio of two m
 
 from __future__ import annotations
 
+import io
 import itertools
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -58,3 +61,12 @@ def table(title: str, rows: list[tuple]) -> None:
   for row in rows:
     print('  ' + '  '.join(str(c).ljust(w) if i == 0 else str(c).rjust(w)
                            for i, (c, w) in enumerate(zip(row, widths, strict=True))))
+
+
+def result_in_lab(lab, command):
+  """Runs a benchmark's workers on all hosts; what worker 0 printed as `RESULT` and JSON."""
+  lines = io.StringIO()
+  if lab.run(command, output=lines).code:
+    sys.exit(f'a worker failed:\n{lines.getvalue()[-3000:]}')
+  found = [x for x in lines.getvalue().splitlines() if x.startswith('[0] RESULT ')]
+  return json.loads(found[-1].removeprefix('[0] RESULT '))

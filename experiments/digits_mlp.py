@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
+from absl import app
 from sklearn import datasets
 
 import dct_jax
@@ -75,9 +75,8 @@ def train_one(config, workdir):
   params = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   params, state, specs = dct_jax.init(tx, params, mesh)
   fixed = {k: v for k, v in config.to_dict().items() if k != 'workers'}  # their number may change
-  checkpoints, start = train.Checkpoints(workdir / 'checkpoints', fixed), 0
-  if flags.FLAGS.resume and checkpoints.latest() is not None:
-    params, state, start = checkpoints.restore(params, state, specs, mesh)
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed)
+  params, state, start = experiment.resume(checkpoints, params, state, specs, mesh)
   step = train.make_step(lambda p, b: measure(p, b)['loss'], tx, mesh, specs)
   batches = make_batches(data['train'], config, mesh, start)
   with train.MetricsWriter(workdir) as writer:

@@ -10,7 +10,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import app
 from jax.sharding import PartitionSpec
 
 import dct_jax
@@ -95,10 +95,9 @@ def train_one(config, workdir):
   step = train.make_sectioned_step(local, exchange, update, mesh, batch_spec=spec)
   measure = train.make_eval(functools.partial(linear.measure, config.loss), mesh)
   fixed = config.to_dict() | {'passes': 'any number'}  # a resumed run may go on for longer
-  checkpoints, start = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1), 0
-  if flags.FLAGS.resume and checkpoints.latest() is not None:
-    specs = jax.tree.map(lambda _: PartitionSpec(), state)
-    weights, state, start = checkpoints.restore(weights, state, specs, mesh)
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1)
+  specs = jax.tree.map(lambda _: PartitionSpec(), state)
+  weights, state, start = experiment.resume(checkpoints, weights, state, specs, mesh)
   with train.MetricsWriter(workdir) as writer:
     for number in range(start // steps, config.passes):
       weights, state, start, log = train.run(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags, logging
+from absl import app, logging
 
 import dct_jax
 from dct_jax import train
@@ -85,9 +85,8 @@ def train_one(config, workdir):
   params = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   params, state, specs = dct_jax.init(tx, params, mesh)
   fixed = {k: v for k, v in config.to_dict().items() if k not in ('workers', 'data')}  # these may change
-  checkpoints, start = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1), 0
-  if flags.FLAGS.resume and checkpoints.latest() is not None:
-    params, state, start = checkpoints.restore(params, state, specs, mesh)
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1)
+  params, state, start = experiment.resume(checkpoints, params, state, specs, mesh)
   step = train.make_step(lambda p, b: measure(p, b)['loss'], tx, mesh, specs)
   batches = make_batches(data['train'], config, mesh, start)
   with train.MetricsWriter(workdir) as writer:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dct_jax import axes
-from dct_jax.collectives.streams import Exchange, Stream
+from dct_jax.collectives.streams import Exchange, Stream, scatter
 from dct_jax.contract import as_bytes
 from dct_jax.transport import Transport
 
@@ -23,7 +23,7 @@ def allreduce_dense(stream: Stream, size: int, axis_name: str) -> tuple[jax.Arra
     The sum, and the bytes that a worker sends in a ring.
   """
   workers = axes.axis_size(axis_name)
-  total = lax.psum(_dense(stream, size, jnp.uint32(0)), axis_name)
+  total = lax.psum(scatter(stream, size), axis_name)
   return total, as_bytes(8 * size * (workers - 1) // workers)
 
 
@@ -42,14 +42,8 @@ def allgather_dense(stream: Stream, size: int, axis_name: str) -> tuple[jax.Arra
   workers = axes.axis_size(axis_name)
   width = -(-size // workers)
   start = jnp.uint32(width) * lax.axis_index(axis_name).astype(jnp.uint32)
-  gathered = axes.gather(_dense(stream, width, start), axis_name)
+  gathered = axes.gather(scatter(stream._replace(indices=stream.indices - start), width), axis_name)
   return gathered.reshape(-1)[:size], as_bytes(4 * width * (workers - 1))
-
-
-def _dense(stream, size, start):
-  live = jnp.arange(stream.indices.size) < stream.count
-  place = jnp.where(live, stream.indices - start, jnp.uint32(size))
-  return axes.vary_as(jnp.zeros(size, jnp.float32), stream).at[place].set(stream.values, mode='drop')
 
 
 def open_exchange(size: int, axis_name: str, *, algorithm: str, transport: Transport | None = None,

@@ -68,7 +68,7 @@ class Exchange:
     check_size(self._transport, self.axis_name)
     indices, values = stream.indices, stream.values
     if self.algorithm == 'dense':
-      values = _scatter(stream, self.size, self.op)
+      values = scatter(stream, self.size, self.op)
       indices = jnp.zeros(0, jnp.uint32)
     info, out = reduce_stream(indices, values, stream.count, self.size, self._channel, self._settings,
                               algorithm=ALGORITHMS.index(self.algorithm), op=self.op, capacity=capacity)
@@ -110,11 +110,12 @@ def _combine(op):
           'or': jnp.bitwise_or}[op]
 
 
-def _scatter(stream, size, op):
+def scatter(stream: Stream, size: int, op: str = 'sum') -> jax.Array:
   """The stream as a dense vector."""
   used = jnp.arange(stream.indices.size) < stream.count
   at = jnp.where(used, stream.indices, jnp.uint32(size))
-  return jnp.full(size, neutral(op, stream.values.dtype)).at[at].set(stream.values, mode='drop')
+  empty = axes.vary_as(jnp.full(size, neutral(op, stream.values.dtype)), stream)
+  return empty.at[at].set(stream.values, mode='drop')
 
 
 def _portable(stream, size, op, capacity, axis_name):
@@ -122,7 +123,7 @@ def _portable(stream, size, op, capacity, axis_name):
   workers = axes.axis_size(axis_name)
   gather = (lambda x: axes.gather(x, axis_name)) if axis_name is not None else (lambda x: x[None])
   everyone = Stream(*(gather(x) for x in stream))
-  dense = [_scatter(Stream(*(x[w] for x in everyone)), size, op) for w in range(workers)]
+  dense = [scatter(Stream(*(x[w] for x in everyone)), size, op) for w in range(workers)]
   total = dense[0]
   for vector in dense[1:]:
     total = _combine(op)(total, vector)

@@ -43,10 +43,12 @@ def calibrate(transport: Transport, *, seconds: float = 60.0, path: str | os.Pat
     `Costs`, equal on all workers.
   """
   known = load(path) if path is not None and os.path.exists(path) else None
-  if _all_agree(transport, known is not None and known.workers == transport.size):
+  probe = Probe(transport)
+  fits = known is not None and known.workers == transport.size
+  if not probe.together(np.array([float(not fits)]))[0]:
     assert known is not None
     return known
-  samples = _measure(transport, seconds, progress)
+  samples = _measure(probe, seconds, progress)
   costs = fit(samples, transport.size)
   if path is not None and transport.rank == 0:
     save(costs, path)
@@ -145,12 +147,11 @@ def _instances(workers) -> Iterator[Instance]:
     count = int(size * density)
     if count >= 4:
       yield Instance(workers, size, count, size * (1 - (1 - density) ** workers))
-  # nothing random about dense vectors: one instance a size
 
 
-def _measure(transport, seconds, progress):
+def _measure(probe, seconds, progress):
   """(algorithm, instance, seconds), from the cheapest instances up, until the time is used."""
-  probe, end, slowest = Probe(transport), time.monotonic() + seconds, dict.fromkeys(ALGORITHMS, 0.0)
+  transport, end, slowest = probe.transport, time.monotonic() + seconds, dict.fromkeys(ALGORITHMS, 0.0)
   samples: list[tuple[str, Instance, float]] = []
   instances = sorted(_instances(transport.size), key=lambda i: i.entries)
   with tqdm.tqdm(instances, disable=not progress or transport.rank != 0, desc='calibrating') as bar:
@@ -173,6 +174,3 @@ def _measure(transport, seconds, progress):
         samples.append((name, instance, agreed))
   return samples
 
-
-def _all_agree(transport, mine: bool) -> bool:
-  return Probe(transport).together(np.array([0.0 if mine else 1.0]))[0] == 0

@@ -85,6 +85,13 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
   return run
 
 
+def resume(checkpoints, params, opt_state, specs, mesh):
+  """What --resume asks for: parameters, state and step of the newest checkpoint, or those given and 0."""
+  if FLAGS.resume and checkpoints.latest() is not None:
+    return checkpoints.restore(params, opt_state, specs, mesh)
+  return params, opt_state, 0
+
+
 def _config(variant):
   config = runpy.run_path(FLAGS.config)['get_config'](variant)
   config.update({k: FLAGS[k].value for k in _overrides if FLAGS[k].value is not None})
