@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   run.add_argument('--delay', help="one way: '1ms'")
   run.add_argument('--loss', help="of packets: '0.1%%'")
   run.add_argument('--burst', help='bytes that may pass at line speed')
+  run.add_argument('--no-pin', dest='pin', action='store_false', help='hosts may run on every core')
   run.add_argument('--timeout', type=float, help='seconds after which all are ended')
   run.add_argument('program', nargs='+', help='after --: program and arguments')
   _add_advise(commands)
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   if flags.command != 'run':
     return flags.action(flags)
   end_on_sigterm()
-  with Lab(flags.hosts, rate=flags.rate, delay=flags.delay, loss=flags.loss, burst=flags.burst) as lab:
+  with Lab(flags.hosts, rate=flags.rate, delay=flags.delay, loss=flags.loss, burst=flags.burst,
+           pin=flags.pin) as lab:
     result = lab.run(flags.program, timeout=flags.timeout)
     for i, c in enumerate(result.counters or ()):
       print(f'host {i}: sent {c.sent_bytes:,} bytes in {c.sent_packets:,} packets, '

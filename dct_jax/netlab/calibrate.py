@@ -19,8 +19,9 @@ from dct_jax.collectives.sparse_all_reduce import DELTA
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.transport.calls import ALGORITHMS, Settings
 
-SIZES = (2**12, 2**16, 2**18, 2**20, 2**22)
-DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1, 0.5)
+SIZES = (2**12, 2**16, 2**18, 2**20, 2**23)
+DENSITIES = (3e-5, 3e-4, 3e-3, 0.03, 0.2, 0.5)
+DENSE_RESULT = ('dsar', 'dense')  # these have no other
 REPEATS = 3
 BYTE, COORDINATE = 1, 3  # columns of the costs
 PULL = 3.0  # as much as nine samples
@@ -146,31 +147,51 @@ def _instances(workers) -> Iterator[Instance]:
   for size, density in itertools.product(SIZES, DENSITIES):
     count = int(size * density)
     if count >= 4:
-      yield Instance(workers, size, count, size * (1 - (1 - density) ** workers))
+      union = size * (1 - (1 - density) ** workers)
+      for dense_result in (False, True):
+        yield Instance(workers, size, count, union, dense_result=dense_result)
 
 
 def _measure(probe, seconds, progress):
   """(algorithm, instance, seconds), from the cheapest instances up, until the time is used."""
-  transport, end, slowest = probe.transport, time.monotonic() + seconds, dict.fromkeys(ALGORITHMS, 0.0)
+  transport, end = probe.transport, time.monotonic() + seconds
   samples: list[tuple[str, Instance, float]] = []
-  instances = sorted(_instances(transport.size), key=lambda i: i.entries)
-  with tqdm.tqdm(instances, disable=not progress or transport.rank != 0, desc='calibrating') as bar:
-    for instance in bar:
-      for name in ALGORITHMS:
-        # One instance is larger than the last: leave out what would not be over in time.
-        expected = 4 * REPEATS * slowest[name]
-        over = time.monotonic() + expected > end and sum(s[0] == name for s in samples) >= 4
-        if probe.together(np.array([float(over)]))[0]:
-          continue
-        entries = instance.size if name == 'dense' else int(instance.entries)
-        times = []
-        for i in range(REPEATS + 1):
-          data = probe.stream(instance.size, entries)
-          times.append(probe.seconds(name, *data, instance.size))
-          if i == 0:
-            times.clear()  # the first one compiles
-        agreed = float(np.median(probe.together(np.array(times))))
-        slowest[name] = agreed
-        samples.append((name, instance, agreed))
+  last: dict[str, tuple[float, float]] = {}  # bytes and seconds of an algorithm's last instance
+  tasks = list(_tasks(transport.size))
+  with tqdm.tqdm(tasks, disable=not progress or transport.rank != 0, desc='calibrating') as bar:
+    for name, instance in bar:
+      load = float(features(instance)[ALGORITHMS.index(name)][BYTE])
+      before, took = last.get(name, (load, 0.0))
+      # Leave out what would not be over in time; all workers leave out the same.
+      over = time.monotonic() + (REPEATS + 1) * took * max(1.0, load / before) > end
+      enough = sum(s[0] == name for s in samples) >= 4
+      if probe.together(np.array([float(over and enough)]))[0]:
+        continue
+      took = _median_seconds(probe, name, instance)
+      last[name] = load, took
+      samples.append((name, instance, took))
   return samples
 
+
+def _tasks(workers) -> Iterator[tuple[str, Instance]]:
+  """What is measured: every algorithm on streams of growing length. A dense one does not depend on that."""
+  seen = set()
+  for instance in sorted(_instances(workers), key=lambda i: i.entries):
+    for name in ALGORITHMS:
+      if name in DENSE_RESULT and not instance.dense_result:
+        continue
+      if name == 'dense' and instance.size in seen:
+        continue
+      if name == 'dense':
+        seen.add(instance.size)
+      yield name, instance
+
+
+def _median_seconds(probe, name, instance):
+  entries = instance.size if name == 'dense' else int(instance.entries)
+  capacity = None if instance.dense_result else min(instance.size, entries * instance.workers)
+  times = []
+  for _ in range(REPEATS + 1):
+    data = probe.stream(instance.size, entries)
+    times.append(probe.seconds(name, *data, instance.size, capacity))
+  return float(np.median(probe.together(np.array(times[1:]))))  # the first one compiles

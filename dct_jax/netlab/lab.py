@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,8 @@ class Lab:
     delay: one way ('1ms').
     loss: share of lost packets ('0.1%').
     burst: bytes that may pass at line speed; half a millisecond's worth, at least 16,000, unless given.
+    pin: give every host cores of its own, as real hosts have; with more hosts than cores, several hosts share
+      one core. Otherwise the scheduler moves them about, and steps in lock-step wait for the unluckiest.
     quiet: do not say what is missing.
 
   Examples:
@@ -40,13 +44,14 @@ class Lab:
   """
 
   def __init__(self, hosts: int, *, rate: str | None = None, delay: str | None = None,
-               loss: str | None = None, burst: str | None = None, quiet: bool = False):
+               loss: str | None = None, burst: str | None = None, pin: bool = True, quiet: bool = False):
     if hosts < 1 or hosts > 250:
       raise ValueError(f'hosts must be between 1 and 250, got {hosts=}')
     if rate is not None:
       namespaces.bits_per_second(rate)
     self.hosts = hosts
     self.link = Link(rate, delay, loss, burst)
+    self.pin = pin and shutil.which('taskset') is not None
     self._missing = namespaces.missing()
     if self._missing and not quiet:
       print(f'no network lab here: {self._missing} is missing; the loopback interface is used instead, '
@@ -90,16 +95,29 @@ class Lab:
           environment: Mapping[str, str] | None = None, output: TextIO | None = None) -> Run:
     """Runs a program on every host; they find each other through `dct_jax.train.start`."""
     if not self.shaped:
-      return Run(launch(argv, self.hosts, timeout=timeout, environment=environment, output=output), None)
+      return Run(launch(argv, self.hosts, timeout=timeout, environment=environment, output=output,
+                        prefix=self._pinned), None)
     before = self.counters()
     code = launch(
         argv, self.hosts, timeout=timeout, environment=environment, output=output,
         coordinator=f'{namespaces.address(0)}:7777',
-        prefix=lambda i: ('ip', 'netns', 'exec', namespaces.host_name(i)))
+        prefix=lambda i: ('ip', 'netns', 'exec', namespaces.host_name(i), *self._pinned(i)))
     after = self.counters()
     assert before is not None and after is not None
     return Run(code, tuple(Counters(*(a - b for a, b in zip(x, y, strict=True)))
                            for x, y in zip(after, before, strict=True)))
+
+  def _pinned(self, host):
+    if not self.pin:
+      return ()
+    cores = ','.join(map(str, cores_of(host, self.hosts, sorted(os.sched_getaffinity(0)))))
+    return ('taskset', '-c', cores)
+
+
+def cores_of(host: int, hosts: int, cores: Sequence[int]) -> Sequence[int]:
+  """A host's share of the machine: equal numbers of cores, or one core that several hosts share."""
+  share = len(cores) // hosts
+  return cores[host * share:(host + 1) * share] if share else [cores[host % len(cores)]]
 
 
 def end_on_sigterm() -> None:

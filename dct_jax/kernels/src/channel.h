@@ -16,23 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "memory.h"
+
 namespace dct {
-
-// Memory that nobody has filled with zeros.
-template <typename T>
-struct Block {
-  std::unique_ptr<T[]> data;
-  int64_t size = 0;
-
-  Block() = default;
-  explicit Block(int64_t n) : data(new T[size_t(n)]), size(n) {}
-  T* begin() { return data.get(); }
-  T* end() { return data.get() + size; }
-  const T* begin() const { return data.get(); }
-  const T* end() const { return data.get() + size; }
-  T& operator[](int64_t i) { return data[size_t(i)]; }
-  const T& operator[](int64_t i) const { return data[size_t(i)]; }
-};
 
 struct Piece {
   const void* data;
