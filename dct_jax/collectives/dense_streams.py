@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dct_jax import axes
+from dct_jax.collectives.costs import Costs
 from dct_jax.collectives.streams import Exchange, Stream, scatter
 from dct_jax.contract import as_bytes
 from dct_jax.transport import Transport
@@ -47,7 +48,8 @@ def allgather_dense(stream: Stream, size: int, axis_name: str) -> tuple[jax.Arra
 
 
 def open_exchange(size: int, axis_name: str, *, algorithm: str, transport: Transport | None = None,
-                  disjoint: bool = False) -> Callable[[Stream], tuple[Reduced, dict[str, jax.Array]]]:
+                  disjoint: bool = False, costs: Costs | None = None,
+                  ) -> Callable[[Stream], tuple[Reduced, dict[str, jax.Array]]]:
   """An exchange of streams for a step in sections, `Exchange` or its dense baseline.
 
   Args:
@@ -56,11 +58,12 @@ def open_exchange(size: int, axis_name: str, *, algorithm: str, transport: Trans
     algorithm: as for `Exchange`; 'dense' without a transport is XLA's own all-reduce.
     transport: from `dct_jax.connect`. Without one the sparse algorithms are all the same through XLA.
     disjoint: whether every worker's indices are of its own slice; 'dense' gathers slices then.
+    costs: for 'auto' with a transport, from `dct_jax.netlab.calibrate`.
 
   Returns:
     stream -> (sum, bytes: `sent_bytes`, and `encoded_bytes` where they are dense).
   """
-  send = Exchange(size, axis_name, transport=transport, algorithm=algorithm)
+  send = Exchange(size, axis_name, transport=transport, algorithm=algorithm, costs=costs)
   dense = algorithm == 'dense'
 
   def exchange(stream):

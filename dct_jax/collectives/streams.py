@@ -11,6 +11,7 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.collectives.all_gather import check_size
+from dct_jax.collectives.costs import Costs, Instance, predict
 from dct_jax.collectives.sparse_all_reduce import DELTA
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.transport.calls import ALGORITHMS, OPS, Settings
@@ -35,18 +36,23 @@ class Exchange:
     axis_name: mapped axis of the workers.
     transport: from `dct_jax.connect`; None goes through XLA, for simulations.
     algorithm: 'all_gather', 'recursive_double', 'split_all_gather' give a `Stream` of workers times the
-      capacity; 'dsar' and 'dense' give an array.
+      capacity; 'dsar' and 'dense' give an array. 'auto' is the one that should be fastest for streams as
+      long as their capacity, with random indices (true lengths differ by worker: no common ground).
     op: 'sum', 'max', 'min', 'product', or 'or' (of uint32); absent coordinates are neutral.
     index_codec: as for `sparse_all_reduce`.
     delta: likewise.
     bits: of QSGD in the second half of 'dsar'; float32 sums only.
+    costs: measured by `dct_jax.netlab.calibrate`; needed for 'auto' with a transport.
   """
 
   def __init__(self, size: int, axis_name: str, *, transport: Transport | None = None,
                algorithm: str = 'split_all_gather', op: str = 'sum', index_codec: str = 'auto',
-               delta: float = DELTA, bits: int = 0):
-    if algorithm not in ALGORITHMS:
-      raise ValueError(f'algorithm must be one of {ALGORITHMS}, got {algorithm=}')
+               delta: float = DELTA, bits: int = 0,
+               costs: Costs | None = None):
+    if algorithm not in ('auto', *ALGORITHMS):
+      raise ValueError(f"algorithm must be 'auto' or one of {ALGORITHMS}, got {algorithm=}")
+    if algorithm == 'auto' and transport is not None and costs is None:
+      raise ValueError("'auto' chooses by measured costs: dct_jax.netlab.calibrate.calibrate(transport)")
     if op not in OPS:
       raise ValueError(f'op must be one of {OPS}, got {op=}')
     if not 0 < size <= 2**30:
@@ -54,25 +60,35 @@ class Exchange:
     if bits and (algorithm, op) != ('dsar', 'sum'):
       raise ValueError(f"bits are for sums by 'dsar', got {bits=}, {algorithm=} and {op=}")
     self.size, self.axis_name, self.algorithm, self.op = size, axis_name, algorithm, op
-    self._transport, self._settings = transport, Settings(index_codec, delta, bits).check()
+    self._costs, self._transport, self._settings = costs, transport, Settings(index_codec, delta, bits).check()
     self._channel = None if transport is None else transport.open()
 
   def __call__(self, stream: Stream) -> tuple[Stream | jax.Array, jax.Array]:
     """Returns the reduction, equal on all workers, and the bytes that a worker has sent, on average."""
     _check(stream, self.op, self._settings.bits)
-    dense = self.algorithm in DENSE_RESULTS
     workers = axes.axis_size(self.axis_name)
+    algorithm = self.chosen(stream.indices.size, workers)
+    dense = algorithm in DENSE_RESULTS
     capacity = None if dense else min(workers * stream.indices.size, self.size)
     if self._transport is None or self._channel is None:
       return _portable(stream, self.size, self.op, capacity, self.axis_name)
     check_size(self._transport, self.axis_name)
     indices, values = stream.indices, stream.values
-    if self.algorithm == 'dense':
+    if algorithm == 'dense':
       values = scatter(stream, self.size, self.op)
       indices = jnp.zeros(0, jnp.uint32)
     info, out = reduce_stream(indices, values, stream.count, self.size, self._channel, self._settings,
-                              algorithm=ALGORITHMS.index(self.algorithm), op=self.op, capacity=capacity)
+                              algorithm=ALGORITHMS.index(algorithm), op=self.op, capacity=capacity)
     return (out if dense else Stream(out[0], out[1], info[0])), info[1]
+
+  def chosen(self, capacity: int, workers: int) -> str:
+    """The algorithm for streams of some capacity."""
+    if self.algorithm != 'auto' or self._costs is None:
+      return 'split_all_gather' if self.algorithm == 'auto' else self.algorithm
+    density = min(capacity / self.size, 1.0)
+    union = self.size * (1 - (1 - density) ** workers)
+    seconds = predict(self._costs, Instance(workers, self.size, capacity, union, dense_result=False))
+    return ALGORITHMS[int(np.argmin(seconds))]
 
 
 def allreduce(stream: Stream, size: int, axis_name: str, **options) -> Stream | jax.Array:

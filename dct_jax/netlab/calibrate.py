@@ -24,7 +24,7 @@ DENSITIES = (3e-5, 3e-4, 3e-3, 0.03, 0.2, 0.5)
 DENSE_RESULT = ('dsar', 'dense')  # these have no other
 REPEATS = 3
 BYTE, COORDINATE = 1, 3  # columns of the costs
-PULL = 3.0  # as much as nine samples
+PULL = 1.0  # as much as all exchanges that take about as long
 COLUMNS = 'seconds of a (round, byte, entry, coordinate)'
 
 
@@ -79,31 +79,42 @@ def load(path: str | os.PathLike) -> Costs:
 
 
 def fit(samples: list[tuple[str, Instance, float]], workers: int) -> Costs:
-  """Costs that explain measured times best, by relative error; no cost is negative.
+  """Costs that explain measured times best, by the logarithm of their ratio; a few bad samples do not matter.
 
   Bytes and entries grow together, so that samples alone do not tell their costs apart. Dense vectors have no
   entries: the cost of a byte is taken from them, and that of the others is drawn towards it.
   """
-  rows = {name: [] for name in ALGORITHMS}  # type: ignore[var-annotated]
+  rows = {name: ([], []) for name in ALGORITHMS}  # type: ignore[var-annotated]
   for name, instance, seconds in samples:
-    rows[name].append(features(instance)[ALGORITHMS.index(name)] / seconds)
-  dense_rows = np.array(rows['dense'], np.float64)
-  dense_rows[:, COORDINATE] = 0  # as many as bytes
-  dense = _not_negative(dense_rows)
-  table = [dense if name == 'dense' else _not_negative(np.array(rows[name], np.float64), dense[BYTE])
-           for name in ALGORITHMS]
+    amounts = np.array(features(instance)[ALGORITHMS.index(name)], np.float64)
+    if name == 'dense':
+      amounts[COORDINATE] = 0  # as many as bytes
+    rows[name][0].append(amounts)
+    rows[name][1].append(seconds)
+  explain = lambda name, byte=0.0: _explain(np.array(rows[name][0]), np.array(rows[name][1]), byte)
+  dense = explain('dense')
+  table = [dense if name == 'dense' else explain(name, dense[BYTE]) for name in ALGORITHMS]
   return Costs(tuple(tuple(float(x) for x in row) for row in table), workers)  # type: ignore[misc]
 
 
-def _not_negative(rows, byte=0.0):
-  """x >= 0 with rows @ x closest to 1, and x[BYTE] near `byte` if that is given."""
-  scale = 1 / np.maximum(rows.max(axis=0), 1e-30)
-  a, wanted = rows * scale, np.ones(len(rows))
-  if byte:
-    pull = np.zeros(rows.shape[1])
-    pull[BYTE] = PULL * scale[BYTE] / byte
-    a, wanted = np.vstack([a, pull]), np.append(wanted, PULL)
-  return scipy.optimize.nnls(a, wanted)[0] * scale
+def _explain(amounts, seconds, byte=0.0):
+  """Costs >= 0 with amounts @ costs closest to seconds, and that of a byte near `byte` if that is given."""
+  # Every factor of ten in time counts alike, or many tiny exchanges would outvote the few that take long.
+  decade = np.floor(np.log10(seconds)).astype(int)
+  weight = 1 / np.sqrt(np.array([np.sum(decade == d) for d in decade]))
+  biggest = np.maximum(amounts.max(axis=0), 1e-30)
+  used = amounts.max(axis=0) > 0
+
+  def errors(logs):
+    costs = np.exp(logs) * used
+    found = weight * np.log(np.maximum(amounts @ costs, 1e-30) / seconds)
+    return np.append(found, PULL * (logs[BYTE] - np.log(byte))) if byte else found
+
+  least = np.log(1e-6 * seconds.min() / biggest)
+  begin = np.log(seconds.mean() / biggest / 4)
+  solved = scipy.optimize.least_squares(errors, np.maximum(begin, least + 1e-3), bounds=(least, np.inf),
+                                        loss='soft_l1', f_scale=0.05)
+  return np.exp(solved.x) * used
 
 
 class Probe:
@@ -157,10 +168,10 @@ def _measure(probe, seconds, progress):
   transport, end = probe.transport, time.monotonic() + seconds
   samples: list[tuple[str, Instance, float]] = []
   last: dict[str, tuple[float, float]] = {}  # bytes and seconds of an algorithm's last instance
-  tasks = list(_tasks(transport.size))
+  tasks = _tasks(transport.size)
   with tqdm.tqdm(tasks, disable=not progress or transport.rank != 0, desc='calibrating') as bar:
     for name, instance in bar:
-      load = float(features(instance)[ALGORITHMS.index(name)][BYTE])
+      load = _bytes(name, instance)
       before, took = last.get(name, (load, 0.0))
       # Leave out what would not be over in time; all workers leave out the same.
       over = time.monotonic() + (REPEATS + 1) * took * max(1.0, load / before) > end
@@ -173,18 +184,21 @@ def _measure(probe, seconds, progress):
   return samples
 
 
-def _tasks(workers) -> Iterator[tuple[str, Instance]]:
-  """What is measured: every algorithm on streams of growing length. A dense one does not depend on that."""
-  seen = set()
-  for instance in sorted(_instances(workers), key=lambda i: i.entries):
+def _tasks(workers) -> list[tuple[str, Instance]]:
+  """What is measured: all algorithms, by the bytes they move; the dense one whatever the density, once."""
+  tasks, seen = [], set()
+  for instance in _instances(workers):
     for name in ALGORITHMS:
-      if name in DENSE_RESULT and not instance.dense_result:
-        continue
-      if name == 'dense' and instance.size in seen:
+      if name in DENSE_RESULT and (not instance.dense_result or (name, instance.size) in seen):
         continue
       if name == 'dense':
-        seen.add(instance.size)
-      yield name, instance
+        seen.add((name, instance.size))
+      tasks.append((name, instance))
+  return sorted(tasks, key=lambda task: _bytes(*task))
+
+
+def _bytes(name, instance):
+  return float(features(instance)[ALGORITHMS.index(name)][BYTE])
 
 
 def _median_seconds(probe, name, instance):

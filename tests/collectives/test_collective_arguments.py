@@ -34,7 +34,7 @@ def test_sparse_all_reduce_refuses(arguments, message):
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    ({'algorithm': 'auto'}, 'algorithm must be one of'),
+    ({'algorithm': 'ring'}, "algorithm must be 'auto' or one of"),
     ({'op': 'mean'}, "op must be one of .* got op='mean'"),
     ({'size': 0}, 'size must be between 1 and 2\\^30, got size=0'),
     ({'size': 2**30 + 1}, 'size must be between'),

@@ -11,6 +11,7 @@ import pytest
 
 from dct_jax import netlab
 from dct_jax.netlab import namespaces
+from dct_jax.netlab.lab import cores_of
 
 needs_lab = pytest.mark.skipif(netlab.missing() is not None, reason=f'no lab here: {netlab.missing()}')
 
@@ -110,3 +111,22 @@ def test_without_the_means_it_says_so_and_uses_loopback(monkeypatch, capsys):
 def test_bad_arguments(arguments, words):
   with pytest.raises(ValueError, match=words):
     netlab.Lab(**arguments)
+
+
+@pytest.mark.parametrize('hosts, cores, shares', [
+    (2, [0, 1], [[0], [1]]), (4, [0, 1], [[0], [1], [0], [1]]), (2, [3, 4, 5, 6, 7], [[3, 4], [5, 6]]),
+    (1, [0, 1], [[0, 1]])])
+def test_hosts_have_cores_of_their_own_or_share_one(hosts, cores, shares):
+  assert [list(cores_of(i, hosts, cores)) for i in range(hosts)] == shares
+
+
+@pytest.mark.parametrize('pin', [True, False])
+def test_a_host_runs_where_it_is_pinned(pin):
+  out = io.StringIO()
+  every = os.sched_getaffinity(0)
+  lab = netlab.Lab(2, pin=pin, quiet=True)
+  with lab:
+    code = lab.run([sys.executable, '-c', 'import os; print(*os.sched_getaffinity(0))'], output=out).code
+  assert code == 0
+  found = [set(map(int, line.split()[1:])) for line in sorted(out.getvalue().splitlines())]
+  assert found == ([set(cores_of(i, 2, sorted(every))) for i in range(2)] if lab.pin else [every] * 2)

@@ -49,11 +49,11 @@ def make_optimizer(sparsity=0.95, lifespan=4):
 class Program:
   """Everything that a run needs, for some number of workers."""
 
-  def __init__(self, workers=None, tx=None):
+  def __init__(self, workers=None, tx=None, transport=None):
     self.mesh = dct_jax.make_mesh(workers)
     self.tx = make_optimizer() if tx is None else tx
     self.params, self.state, self.specs = dct_jax.init(self.tx, make_params(), self.mesh)
-    self.step = train.make_step(loss_fn, self.tx, self.mesh, self.specs)
+    self.step = train.make_step(loss_fn, self.tx, self.mesh, self.specs, transport=transport)
 
   def run(self, steps, params=None, state=None, start=0, **kwargs):
     kwargs = {'log_every': 1, 'progress': False} | kwargs

@@ -32,10 +32,11 @@ COLLECTIVES = {
 }
 
 
-def make(name, transport=None):
+def make(name, transport=None, losses=None):
+  """`losses`: the transport that averages them, or XLA's collectives do."""
   mean = dct_jax.compressed_mean(
       dct_jax.error_feedback(dct_jax.top_k(0.05)), COLLECTIVES[name](transport), 'data')
-  return program.Program(WORKERS, optax.chain(mean, optax.sgd(0.05, momentum=0.9)))
+  return program.Program(WORKERS, optax.chain(mean, optax.sgd(0.05, momentum=0.9)), losses)
 
 
 def batches(mesh, start=0):
@@ -74,7 +75,7 @@ def main(task, directory):
       result = run(make(name, transport), STEPS)
       save(directory / f'{name}{me}.npz', result, traffic=transport.traffic().sent_bytes - before)
   elif task == 'die':
-    p, calls = make('split_all_gather', transport), iter(range(LAST))
+    p, calls = make('split_all_gather', transport, losses=transport), iter(range(LAST))
     step = p.step
 
     def dangerous(*args):

@@ -95,9 +95,7 @@ def test_after_a_death_the_others_say_who_and_a_second_launch_goes_on(tmp_path):
   assert children[1].returncode == -9
   for i in (0, 2):
     assert children[i].returncode > 0
-    # The mean of the losses is XLA's, and may come first.
-    assert re.search(r'dct_jax: worker \d \(127\.0\.0\.1:\d+\) (has closed|cannot be)|'
-                     r'Gloo all-reduce failed: .*(Connection|peer)', outputs[i]), outputs[i]
+    assert re.search(r'dct_jax: worker \d \(127\.0\.0\.1:\d+\) (has closed|cannot be)', outputs[i]), outputs[i]
 
   assert f'resumed at step {process.DEATH // 2 * 2 - 2}' in run('resume', tmp_path)
   for me in range(process.WORKERS):

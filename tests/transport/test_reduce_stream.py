@@ -253,3 +253,15 @@ def test_bits_change_nothing_in_other_algorithms():
   for algorithm in set(ALGORITHMS) - {'dsar'}:
     _, _, out = workers.group(3).reduce(streams, 500, algorithm=algorithm, settings=Settings(bits=4, bucket=32))
     np.testing.assert_array_equal(out, expected(streams, 500, algorithm)[0])
+
+
+@pytest.mark.parametrize('op', ['max', 'min'])
+@pytest.mark.parametrize('holder', range(3))
+def test_what_is_not_a_number_stays_so_whoever_has_it(op, holder):
+  rng = np.random.default_rng(0)
+  streams = streams_of([np.arange(4)] * 3, rng)
+  streams[holder][1][2] = np.nan
+  for algorithm in ALGORITHMS:
+    _, _, out = workers.group(3).reduce(streams, 9, algorithm=algorithm, op=op, settings=Settings(), pad=4)
+    assert np.isnan(out).tolist() == [False, False, True, *[False] * 6]
+    np.testing.assert_array_equal(out, expected(streams, 9, algorithm, op)[0])

@@ -303,6 +303,29 @@ void fill_range(const Result<T>& result, int64_t begin, int64_t size, T* to, T n
   }
 }
 
+// What is not neutral in a dense piece; returns its number. Every entry is written, and kept by moving on, so that
+// nothing has to be guessed; into a window, as there may be no room behind the last one.
+template <typename O, typename T>
+int64_t write_present(const Vec<T>& piece, uint32_t* index, T* value) {
+  constexpr int64_t kWindow = 512;
+  uint32_t places[kWindow];
+  T values[kWindow];
+  int64_t n = 0;
+  for (int64_t begin = 0; begin < piece.size; begin += kWindow) {
+    const int64_t end = std::min(piece.size, begin + kWindow);
+    int64_t m = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      places[m] = uint32_t(piece.begin + i);
+      values[m] = piece.value[i];
+      m += piece.value[i] != O::neutral();
+    }
+    std::copy_n(places, m, index + n);
+    std::copy_n(values, m, value + n);
+    n += m;
+  }
+  return n;
+}
+
 // A result as indices and values; returns their number, -1 when it exceeds `capacity`. What is neutral in
 // a dense piece is left out: absent means the same, and there may be no room for all coordinates.
 template <typename O, typename T>
@@ -311,11 +334,14 @@ int64_t write_stream(const Result<T>& result, int64_t capacity, uint32_t* index,
   for (const Vec<T>& piece : result.pieces) n += present<O>(piece);
   if (n > capacity) return -1;
   for (const Vec<T>& piece : result.pieces) {
-    for (int64_t i = 0; i < piece.count; ++i) {
-      if (piece.dense && piece.value[i] == O::neutral()) continue;
-      *index++ = uint32_t(piece.begin + (piece.dense ? i : piece.index[i]));
-      *value++ = piece.value[i];
+    if (piece.dense) {
+      const int64_t found = write_present<O>(piece, index, value);
+      index += found;
+      value += found;
+      continue;
     }
+    for (int64_t i = 0; i < piece.count; ++i) *index++ = uint32_t(piece.begin + piece.index[i]);
+    value = std::copy_n(piece.value, piece.count, value);
   }
   return n;
 }

@@ -30,8 +30,8 @@ struct Operation {
     }
   }
   static T apply(T a, T b) {
-    if constexpr (op == Op::kMax) return a < b ? b : a;
-    if constexpr (op == Op::kMin) return b < a ? b : a;
+    if constexpr (op == Op::kMax) return a < b || b != b ? b : a;  // what is not a number stays: as in NumPy
+    if constexpr (op == Op::kMin) return b < a || b != b ? b : a;
     if constexpr (op == Op::kProduct) return a * b;
     if constexpr (op == Op::kOr) {
       if constexpr (std::is_integral_v<T>) return a | b;
@@ -80,6 +80,46 @@ void apply_to(T* to, const Vec<T>& b) {
   }
 }
 
+// Sparse vectors combined, in their order, window by window: the sums of a window's coordinates and who is there
+// stay in the cache, whatever the density, where merging by comparisons would guess wrong at every entry. Returns the
+// number of entries.
+template <typename O, typename T>
+int64_t merge_windows(const std::vector<const Vec<T>*>& parts, uint32_t* index, T* value) {
+  constexpr uint64_t kWindow = 1 << 14;
+  T sum[kWindow];
+  uint64_t there[kWindow / 64] = {};
+  std::vector<int64_t> at(parts.size());
+  int64_t n = 0;
+  for (;;) {
+    uint64_t next = UINT64_MAX;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      if (at[p] < parts[p]->count) next = std::min(next, uint64_t(parts[p]->index[at[p]]));
+    }
+    if (next == UINT64_MAX) return n;
+    const uint64_t begin = next & ~(kWindow - 1), end = begin + kWindow;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const Vec<T>& v = *parts[p];
+      int64_t i = at[p];
+      for (; i < v.count && v.index[i] < end; ++i) {
+        const uint64_t c = v.index[i] - begin, bit = uint64_t(1) << (c & 63);
+        const T before = there[c >> 6] & bit ? sum[c] : O::neutral();
+        there[c >> 6] |= bit;
+        sum[c] = O::apply(before, v.value[i]);
+      }
+      at[p] = i;
+    }
+    for (uint64_t w = (next - begin) >> 6; w < kWindow / 64; ++w) {
+      for (uint64_t bits = there[w]; bits; bits &= bits - 1) {
+        const uint64_t c = w * 64 + uint64_t(__builtin_ctzll(bits));
+        *index++ = uint32_t(begin + c);
+        *value++ = sum[c];
+        ++n;
+      }
+      there[w] = 0;
+    }
+  }
+}
+
 // Vectors of the same coordinates, combined in their order: op(op(op(neutral, v0), v1), ...). So the
 // result does not depend on which of the ways below is taken. It becomes dense when the sum of the
 // counts exceeds `delta` (a bound of the union that costs nothing), or when one input is.
@@ -103,45 +143,7 @@ Vec<T> combine(std::vector<const Vec<T>*> parts, int64_t delta) {
   }
   Block<uint32_t> index(total);
   Block<T> value(total);
-  int64_t n = 0;
-  // Fresh memory for a dense block costs more (a page fault for every 4 KB) than merging, up to a good density.
-  if (total * 4 > out.size) {
-    Block<T> sum(out.size);
-    std::vector<uint64_t> there(size_t(ceil_div(out.size, 64)));
-    for (const Vec<T>* p : parts) {
-      for (int64_t i = 0; i < p->count; ++i) {
-        const uint32_t at = p->index[i];
-        const uint64_t bit = uint64_t(1) << (at & 63);
-        const bool first = !(there[at >> 6] & bit);
-        there[at >> 6] |= bit;
-        sum[at] = O::apply(first ? O::neutral() : sum[at], p->value[i]);
-      }
-    }
-    for (size_t w = 0; w < there.size(); ++w) {
-      for (uint64_t bits = there[w]; bits; bits &= bits - 1) {
-        index[n] = uint32_t(w * 64 + size_t(__builtin_ctzll(bits)));
-        value[n] = sum[index[n]];
-        ++n;
-      }
-    }
-  } else {
-    std::vector<int64_t> at(parts.size());
-    for (;;) {
-      uint32_t next = UINT32_MAX;
-      for (size_t p = 0; p < parts.size(); ++p) {
-        if (at[p] < parts[p]->count) next = std::min(next, parts[p]->index[at[p]]);
-      }
-      if (next == UINT32_MAX) break;
-      T sum = O::neutral();
-      for (size_t p = 0; p < parts.size(); ++p) {
-        if (at[p] < parts[p]->count && parts[p]->index[at[p]] == next) {
-          sum = O::apply(sum, parts[p]->value[at[p]++]);
-        }
-      }
-      index[n] = next;
-      value[n++] = sum;
-    }
-  }
+  const int64_t n = merge_windows<O, T>(parts, index.begin(), value.begin());
   out.own(std::move(index), std::move(value), n);
   return out;
 }
