@@ -5,8 +5,10 @@ The sentence that the library exists for:
     tx = optax.chain(dct_jax.dct_dp(sparsity=0.99, lifespan=1000, axis_name='data'), optax.sgd(0.1))
 """
 
+from dct_jax.boundaries import SparseBoundary, sparse_boundary
 from dct_jax.collectives import (
     Costs,
+    RowExchange,
     Stream,
     all_gather,
     open_exchange,
@@ -45,9 +47,9 @@ from dct_jax.transport import Transport, connect
 from dct_jax.version import __version__
 
 __all__ = [
-    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'Stream', 'Transport', 'accumulate',
+    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'RowExchange', 'SparseBoundary', 'Stream', 'Transport', 'accumulate',
     'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean', 'cast', 'compressed_mean', 'connect',
     'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback', 'identity', 'init', 'local_value_and_grad',
-    'make_mesh', 'open_exchange', 'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'stale_mean',
+    'make_mesh', 'open_exchange', 'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean',
     'state_specs', 'streams', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

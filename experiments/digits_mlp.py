@@ -36,8 +36,7 @@ def load(workers):
 
 def place(data, rows, mesh):
   """This process's share of some rows, on its devices."""
-  mine = np.split(rows, jax.process_count())[jax.process_index()]
-  return train.shard_batch({k: v[mine] for k, v in data.items()}, mesh)
+  return train.share_batch({k: v[rows] for k, v in data.items()}, mesh)
 
 
 def make_batches(data, config, mesh, step):
@@ -70,7 +69,7 @@ def train_one(config, workdir):
     return {'loss': loss, 'accuracy': jnp.mean(logits.argmax(-1) == batch['y'])}
 
   tx, measure_all = make_optimizer(config), train.make_eval(measure, mesh)
-  evaluate = lambda p: {f'{name}_{k}': float(v) for name, batch in whole.items()
+  evaluate = lambda p, _: {f'{name}_{k}': float(v) for name, batch in whole.items()
                         for k, v in measure_all(p, batch).items()}
   params = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   params, state, specs = dct_jax.init(tx, params, mesh)

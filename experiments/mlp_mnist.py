@@ -41,8 +41,8 @@ def load(config):
 
 def place(data, rows, mesh):
   """This process's share of some rows, on its devices; rows that do not divide evenly are left out."""
-  mine = np.split(rows[:len(rows) // mesh.size * mesh.size], jax.process_count())[jax.process_index()]
-  return train.shard_batch({k: v[mine] for k, v in data.items()}, mesh)
+  rows = rows[:len(rows) // mesh.size * mesh.size]
+  return train.share_batch({k: v[rows] for k, v in data.items()}, mesh)
 
 
 def make_batches(data, config, mesh, step):
@@ -80,7 +80,7 @@ def train_one(config, workdir):
   rate = optax.cosine_decay_schedule(config.learning_rate, config.steps)
   tx = optax.chain(make_mean(config), optax.sgd(rate, momentum=config.momentum))
   measure_all = train.make_eval(measure, mesh)
-  evaluate = lambda p: {f'{name}_{k}': float(v) for name, batch in parts.items()
+  evaluate = lambda p, _: {f'{name}_{k}': float(v) for name, batch in parts.items()
                         for k, v in measure_all(p, batch).items()}
   params = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   params, state, specs = dct_jax.init(tx, params, mesh)

@@ -17,6 +17,7 @@ ALLOWED = {
     'compressors': {'axes', 'contract', 'kernels', 'wire'},
     'collectives': {'axes', 'contract', 'kernels', 'transport', 'wire'},
     'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives'},
+    'boundaries': {'axes', 'kernels', 'compressors'},
     'data': set(),
     'models': {'collectives'},  # for the type of a stream; what communicates is passed in
     'netlab': {'train', 'collectives', 'transforms', 'transport'},

@@ -9,11 +9,12 @@ from dct_jax.train.loop import TrainResult, run
 from dct_jax.train.metrics import MetricsWriter, read_metrics
 from dct_jax.train.replicas import check_replicas
 from dct_jax.train.reshard import reshard
+from dct_jax.train.rows import RowsState, init_rows, make_row_predictor, make_row_step
 from dct_jax.train.sections import make_sectioned_step
-from dct_jax.train.step import make_eval, make_step, replicate, shard_batch, sum_batches
+from dct_jax.train.step import make_eval, make_step, replicate, shard_batch, share_batch, sum_batches
 
 __all__ = [
-    'Checkpoints', 'MetricsWriter', 'TrainResult', 'check_replicas', 'define_flags', 'flag_values',
-    'make_eval', 'make_sectioned_step', 'make_step', 'read_metrics', 'replicate', 'reshard', 'run',
-    'shard_batch', 'start', 'sum_batches',
+    'Checkpoints', 'MetricsWriter', 'RowsState', 'TrainResult', 'check_replicas', 'define_flags', 'flag_values',
+    'init_rows', 'make_eval', 'make_row_predictor', 'make_row_step', 'make_sectioned_step', 'make_step', 'read_metrics', 'replicate', 'reshard', 'run',
+    'shard_batch', 'share_batch', 'start', 'sum_batches',
 ]

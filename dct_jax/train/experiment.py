@@ -63,7 +63,7 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
       raise app.UsageError('--resume needs the --workdir of the run to resume')
     logging.set_verbosity(logging.WARNING)  # orbax tells much
     names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
-    configs = {name: _config(name) for name in names}
+    configs = {name: config_of(name) for name in names}
     workers = configs[names[0]].workers
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
     if FLAGS.launch == 'processes':
@@ -92,7 +92,8 @@ def resume(checkpoints, params, opt_state, specs, mesh):
   return params, opt_state, 0
 
 
-def _config(variant):
+def config_of(variant: str):
+  """A variant of the configuration with the flags that take precedence."""
   config = runpy.run_path(FLAGS.config)['get_config'](variant)
   config.update({k: FLAGS[k].value for k in _overrides if FLAGS[k].value is not None})
   return config

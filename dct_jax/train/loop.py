@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -45,8 +45,10 @@ def run(
     progress: bool = True,
     checkpoints: Checkpoints | None = None,
     checkpoint_every: int | None = None,
-    evaluate: Callable[[Any], dict] | None = None,
+    evaluate: Callable[[Any, Any], dict] | None = None,
     evaluate_every: int | None = None,
+    examples: int | None = None,
+    show: Sequence[str] = (),
     stop_on_nan: bool = True,
 ) -> TrainResult:
   """Trains from step `start` until `steps` steps have been taken in all.
@@ -71,8 +73,10 @@ def run(
     progress: whether process 0 shows a bar.
     checkpoints: where to save; Ctrl-C saves there, too.
     checkpoint_every: steps between checkpoints; None saves at the end only.
-    evaluate: params -> dict of scalars, logged as `eval/name`.
+    evaluate: (params, opt_state) -> dict of scalars, logged as `eval/name`.
     evaluate_every: steps between evaluations; None evaluates at the end only.
+    examples: in a step, of all workers together, for `examples_per_second`.
+    show: names of evaluated scalars that the bar shows, as of the last evaluation.
     stop_on_nan: whether a loss that is NaN is an error, unless its gradient was caught and skipped
       (`nonfinite='skip'` of a compressed mean); the tenth such step in a row is one, too.
 
@@ -95,7 +99,7 @@ def run(
     raise ValueError(f'{checkpoints.directory} holds step {checkpoints.latest()} already, got {start=}: '
                      'restore it (--resume in experiments), or use another directory')
   replicas.check_replicas((params, opt_state))
-  account = _Account(params, checkpoints.totals(start) if checkpoints and start else {})
+  account = _Account(params, checkpoints.totals(start) if checkpoints and start else {}, examples)
   source, at, history = iter(batches), start, []
   patience = _Patience()
   with _Bar(start, steps, progress) as bar, _interrupts() as interrupted:
@@ -112,7 +116,8 @@ def run(
       due = lambda every: last or (every is not None and at % every == 0)
       extra = {}
       if evaluate is not None and due(evaluate_every):
-        extra = {f'eval/{k}': float(v) for k, v in jax.device_get(evaluate(params)).items()}
+        extra = {f'eval/{k}': float(v) for k, v in jax.device_get(evaluate(params, opt_state)).items()}
+        bar.evaluated = {k: f'{extra["eval/" + k]:.4f}' for k in show}
       if extra or due(log_every):
         history.append({'step': at} | scalars | account.line() | extra)
         if metrics is not None:
@@ -146,7 +151,8 @@ class _Patience:
 class _Account:
   """Bytes so far, in Python's integers: those of a uint32 are used up within minutes."""
 
-  def __init__(self, params, totals):
+  def __init__(self, params, totals, examples):
+    self.examples = examples
     self.dense = sum(4 * x.size for x in jax.tree.leaves(params))
     self.totals = dict(totals)
     self._mark()
@@ -175,6 +181,8 @@ class _Account:
     """Since the last line of the log."""
     seconds = max(time.monotonic() - self.time, 1e-9)
     out = {'steps_per_second': self.steps / seconds}
+    if self.examples:
+      out['examples_per_second'] = self.examples * self.steps / seconds
     if 'total_sent_bytes' in self.totals:
       out['bytes_per_second'] = self._bytes('sent_bytes') / seconds
       out['compression'] = self._bytes('dense_bytes') / max(self._bytes('encoded_bytes'), 1)
@@ -195,6 +203,7 @@ class _Bar:
     seconds = 0.1 if sys.stderr.isatty() else 20.0
     self._bar = tqdm.tqdm(initial=start, total=steps, unit='step', file=sys.stderr, mininterval=seconds,
                           disable=not progress or jax.process_index() != 0)
+    self.evaluated = {}
 
   def update(self, scalars, account):
     if self._bar.disable:
@@ -206,7 +215,9 @@ class _Bar:
     if 'compression' in rates:
       shown['compression'] = f'{rates["compression"]:.1f}x'
       shown['sent'] = tqdm.tqdm.format_sizeof(rates['bytes_per_second'], 'B/s')
-    self._bar.set_postfix(shown, refresh=False)
+    if 'examples_per_second' in rates:
+      shown['examples'] = tqdm.tqdm.format_sizeof(rates['examples_per_second'], '/s')
+    self._bar.set_postfix(shown | self.evaluated, refresh=False)
     self._bar.update()
 
   def __enter__(self):

@@ -52,13 +52,13 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
   _check_axis(mesh, axis_name)
   value_and_grad = local_value_and_grad(loss_fn, axis_name, has_aux=has_aux)
   shard, whole = PartitionSpec(axis_name), PartitionSpec()
-  mean = _mean_over(axis_name, transport)
+  mean = mean_over(axis_name, transport)
 
   def step(params, opt_state, batch):
     value, grads = value_and_grad(params, batch)
     loss, aux = value if has_aux else (value, {})
     updates, new_state = tx.update(grads, opt_state, params)
-    metrics = _means({'loss': loss, **_checked(aux)}, mean) | _accounts(new_state)
+    metrics = metric_means({'loss': loss, **check_aux(aux)}, mean) | accounts(new_state)
     return optax.apply_updates(params, updates), new_state, metrics
 
   return jax.jit(
@@ -82,7 +82,7 @@ def make_eval(metric_fn: Callable, mesh: Mesh, axis_name: str = 'data') -> Calla
   whole = PartitionSpec()
 
   def evaluate(params, batch):
-    return _means(metric_fn(params, batch), _mean_over(axis_name))
+    return metric_means(metric_fn(params, batch), mean_over(axis_name))
 
   return jax.jit(jax.shard_map(
       evaluate, mesh=mesh, in_specs=(whole, PartitionSpec(axis_name)), out_specs=whole))
@@ -127,6 +127,12 @@ def shard_batch(batch: Any, mesh: Mesh, axis_name: str = 'data') -> Any:
   return jax.tree_util.tree_map_with_path(place, batch)
 
 
+def share_batch(batch: Any, mesh: Mesh, axis_name: str = 'data') -> Any:
+  """`shard_batch` for examples that every process has alike: each takes its share of them."""
+  mine = lambda x: np.split(np.asarray(x), jax.process_count())[jax.process_index()]
+  return shard_batch(jax.tree.map(mine, batch), mesh, axis_name)
+
+
 def replicate(tree: Any, mesh: Mesh) -> Any:
   """Arrays that every process has alike, on all devices of the mesh."""
   whole = NamedSharding(mesh, PartitionSpec())
@@ -139,7 +145,8 @@ def _check_axis(mesh, axis_name):
     raise ValueError(f'the mesh has axes {tuple(mesh.shape)}, got {axis_name=}')
 
 
-def _checked(aux):
+def check_aux(aux: Any) -> dict:
+  """The scalars beside a loss, or a ValueError."""
   if not isinstance(aux, dict):
     raise ValueError(f'aux must be a dict of scalars, got {type(aux)=}')
   taken = sorted(set(aux) & set(RESERVED))
@@ -148,7 +155,7 @@ def _checked(aux):
   return aux
 
 
-def _means(scalars, mean):
+def metric_means(scalars: dict, mean: Callable) -> dict:
   """Means over workers in float32, whatever the type: a mean of integers would round."""
   for name, x in scalars.items():
     if jnp.shape(x):
@@ -157,7 +164,7 @@ def _means(scalars, mean):
   return dict(zip(scalars, means, strict=True))
 
 
-def _mean_over(axis_name, transport=None):
+def mean_over(axis_name: str, transport: Transport | None = None) -> Callable:
   """vector -> its mean over workers."""
   if transport is None:
     return lambda x: lax.pmean(axes.make_varying(x, {axis_name}), axis_name)
@@ -167,7 +174,7 @@ def _mean_over(axis_name, transport=None):
                                  algorithm=ALGORITHMS.index('all_gather'))[1] / transport.size
 
 
-def _accounts(state):
+def accounts(state: Any) -> dict:
   """What the compressed means of an optimizer say about this step."""
   means = _compressed_means(state)
   if not means:
@@ -178,6 +185,11 @@ def _accounts(state):
   out |= {f'density/{i}' if several else 'density': r.density for i, r in enumerate(receipts)}
   return out | {name: sum(getattr(m.stats, name) for m in means)
                 for name in ('nonfinite', 'drained')}
+
+
+def skipped_steps(state: Any) -> jax.Array:
+  """How often the compressed means of an optimizer met gradients that were not finite."""
+  return sum((m.stats.nonfinite for m in _compressed_means(state)), jnp.uint32(0))
 
 
 def _compressed_means(state):

@@ -29,7 +29,7 @@ def test_totals_are_sums_over_all_steps():
 
 def test_evaluates_every_so_often_and_at_the_end():
   seen = program.Program(2).run(5, log_every=100, evaluate_every=2,
-                                evaluate=lambda p: {'w': p['w1'][0, 0]}).history
+                                evaluate=lambda p, _: {'w': p['w1'][0, 0]}).history
   assert [line['step'] for line in seen] == [2, 4, 5]
   assert all('eval/w' in line for line in seen)
 

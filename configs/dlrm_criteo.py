@@ -1,0 +1,55 @@
+"""DLRM on click data: what all methods share, and how each one differs."""
+
+import ml_collections
+
+
+def base():
+  config = ml_collections.ConfigDict()
+  config.data = ''  # a Criteo TSV, a directory with Frappe's files, or the synthetic set
+  config.cache = ''  # where a prepared TSV is kept; beside it unless given
+  config.rows = 400_000  # of the synthetic set, for training
+  config.test_rows = 60_000
+  config.workers = 4
+  config.batch = 512  # of all workers together
+  config.steps = 780  # one pass over the synthetic set
+  config.bottom = (512, 256, 64, 16)
+  config.top = (512, 256, 128, 1)
+  config.learning_rate = 0.1
+  config.row_optimizer = 'sgd'
+  config.row_learning_rate = 0.0  # 0: as learning_rate
+  config.row_codec = 'float32'
+  config.seed = 0
+  config.dp_sparsity = 0.0  # of gradients; 0 sends them dense
+  config.lifespan = 1000
+  config.tracking = 0.0
+  config.value_codec = 'float32'
+  config.mp_sparsity = 0.0  # of activations at the splits
+  config.splits = ''  # where the model is cut, by names of models.dlrm.split_names, with commas
+  config.masks = 'one'
+  config.activation_codec = 'float32'
+  config.evaluate_every = 260
+  config.evaluated = 60_000  # rows of either set that losses are of
+  return config
+
+
+TWO, THREE = 'bottom2', 'bottom2,top2'  # workers of the model: one cut, two cuts
+VARIANTS = {
+    'baseline': {},
+    'dp': {'dp_sparsity': 0.99},
+    'mp2': {'splits': TWO, 'mp_sparsity': 0.9},
+    'mp3': {'splits': THREE, 'mp_sparsity': 0.9},
+    'hybrid': {'dp_sparsity': 0.99, 'splits': THREE, 'mp_sparsity': 0.9},
+    # The paper warns of it: activations and gradients each choose their own largest entries.
+    'naive': {'splits': THREE, 'mp_sparsity': 0.9, 'masks': 'apart'},
+    # Not in the paper: thresholds follow their counts, values have 16 bits, so that messages keep their size.
+    'dp_tracked': {'dp_sparsity': 0.99, 'tracking': 0.1, 'value_codec': 'float16'},
+}
+
+
+def get_config(variant: str = 'hybrid'):
+  if variant not in VARIANTS:
+    raise ValueError(f'variant must be one of {tuple(VARIANTS)}, got {variant=}')
+  config = base()
+  config.method = variant
+  config.update(VARIANTS[variant])
+  return config

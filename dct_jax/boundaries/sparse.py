@@ -1,0 +1,150 @@
+"""DCT-MP: only the largest activations of each row cross a cut, in both passes (Algorithm 2 of the DCT paper)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dct_jax import kernels
+from dct_jax.compressors import fraction
+
+MASKS = ('one', 'apart')
+VALUE_BYTES = {'float32': 4, 'float16': 2, 'int8': 1}
+SCALE_BYTES = {'int8': 4}  # a row's largest value
+
+
+def sparse_boundary(x: jax.Array, sparsity: float, *, value_codec: str = 'float32',
+                    masks: str = 'one') -> jax.Array:
+  """Keeps the largest entries of each row (the last axis); their gradients alone come back.
+
+  With tau the entry at floor(d * sparsity) of a row's sorted magnitudes, entries of at least tau pass. Zeros are
+  no payload, even where tau is 0, as it often is after a ReLU.
+
+  Args:
+    x: float32[..., d].
+    sparsity: share of a row that stays behind, in (0, 1].
+    value_codec: how values cross, both ways: 'float32', 'float16' or 'int8' (with one scale a row).
+    masks: 'one' for both passes, as in the paper; 'apart' lets the gradient choose its own largest entries, the
+      naive way that the paper warns of.
+
+  Returns:
+    `x` as it is on the other side.
+
+  Examples:
+    >>> import jax, jax.numpy as jnp
+    >>> x = jnp.array([[1.0, -4.0, 0.0, 3.0]])
+    >>> sparse_boundary(x, 0.75).tolist()               # tau is the third of four: 3
+    [[0.0, -4.0, 0.0, 3.0]]
+    >>> jax.grad(lambda x: jnp.sum(sparse_boundary(x, 0.75) * 7))(x).tolist()
+    [[0.0, 7.0, 0.0, 7.0]]
+
+  References:
+    Gupta et al., Training Recommender Systems at Scale, KDD 2021.
+  """
+  check(sparsity, value_codec, masks)
+  return _boundary(x, row_threshold(x, sparsity), sparsity, value_codec, masks)
+
+
+def check(sparsity: float, value_codec: str, masks: str) -> None:
+  """Raises ValueError for arguments that cannot work."""
+  fraction.check('sparsity', sparsity)
+  if callable(sparsity):
+    raise ValueError('the sparsity of a boundary is a number, got a schedule')
+  if value_codec not in VALUE_BYTES:
+    raise ValueError(f'value_codec must be one of {tuple(VALUE_BYTES)}, got {value_codec=}')
+  if masks not in MASKS:
+    raise ValueError(f'masks must be one of {MASKS}, got {masks=}')
+
+
+def row_threshold(x: jax.Array, sparsity: float) -> jax.Array:
+  """tau of each row, float32[...]: the entry at floor(d * sparsity) of its sorted magnitudes, from 1."""
+  width = x.shape[-1]
+  rows = x.size // width
+  rank = max(fraction.floor_once(width, sparsity), 1)
+  ranks = jnp.full(rows, rank, jnp.uint32)
+  tau, _ = kernels.threshold((jax.lax.stop_gradient(x).reshape(-1),), None, ranks, segment=width)
+  return tau.reshape(x.shape[:-1])
+
+
+def row_mask(x: jax.Array, tau: jax.Array) -> jax.Array:
+  """Which entries cross, for a threshold of each row."""
+  return (jnp.abs(x) >= tau[..., None]) & (x != 0)
+
+
+def crossing_bytes(mask: jax.Array, value_codec: str = 'float32') -> tuple[jax.Array, jax.Array]:
+  """Bytes of an activation on its way forward and of its gradient on its way back, float32.
+
+  Forward goes a bitmap of the mask with the values; the gradient's values alone come back, in the same places.
+  """
+  width = mask.shape[-1]
+  rows = mask.size // width
+  values = VALUE_BYTES[value_codec] * jnp.sum(mask, dtype=jnp.float32) + rows * SCALE_BYTES.get(value_codec, 0)
+  return values + rows * -(-width // 8), values
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _boundary(x, tau, sparsity, value_codec, masks):
+  return _round(jnp.where(row_mask(x, tau), x, 0), value_codec)
+
+
+def _forward(x, tau, sparsity, value_codec, masks):
+  mask = row_mask(x, tau)
+  return _round(jnp.where(mask, x, 0), value_codec), (mask, tau)
+
+
+def _backward(sparsity, value_codec, masks, kept, gradient):
+  mask, tau = kept
+  if masks == 'apart':
+    mask = row_mask(gradient, row_threshold(gradient, sparsity))
+  return _round(jnp.where(mask, gradient, 0), value_codec), jnp.zeros_like(tau)
+
+
+_boundary.defvjp(_forward, _backward)
+
+
+def _round(x, value_codec):
+  """What the other side reads."""
+  if value_codec == 'float32':
+    return x
+  if value_codec == 'float16':
+    return x.astype(jnp.float16).astype(x.dtype)
+  scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
+  return jnp.where(scale > 0, jnp.round(x / jnp.where(scale > 0, scale, 1)) * scale, 0)
+
+
+class SparseBoundary(nn.Module):
+  """`sparse_boundary` as a module that tells its traffic.
+
+  With `mutable=['traffic']` in `apply`, it leaves `forward_bytes`, `backward_bytes` and `dense_bytes` (of one
+  pass), and `threshold`, the mean of tau over rows.
+
+  Attributes:
+    sparsity: as of `sparse_boundary`; 0 lets everything pass, and measures it.
+    value_codec: likewise.
+    masks: likewise.
+    watch: measure thresholds for this sparsity where nothing is left out (the solid lines of Figure 5).
+  """
+
+  sparsity: float
+  value_codec: str = 'float32'
+  masks: str = 'one'
+  watch: float = 0.0
+
+  @nn.compact
+  def __call__(self, x):
+    dense = jnp.float32(4 * x.size)
+    report = {'forward_bytes': dense, 'backward_bytes': dense, 'dense_bytes': dense}
+    out = x
+    if self.sparsity or self.watch:
+      tau = row_threshold(x, self.sparsity or self.watch)
+      report['threshold'] = jnp.mean(tau)
+    if self.sparsity:
+      check(self.sparsity, self.value_codec, self.masks)
+      out = _boundary(x, tau, self.sparsity, self.value_codec, self.masks)
+      report['forward_bytes'], report['backward_bytes'] = crossing_bytes(row_mask(x, tau), self.value_codec)
+    for name, value in report.items():
+      self.sow('traffic', name, value, reduce_fn=lambda _, new: new, init_fn=lambda: jnp.float32(0))
+    return out
