@@ -178,7 +178,8 @@ def summary(results):
       rows.append((row['kind'], f'{row["density"]:g}', *map(cell, CONTENDERS), row['auto'],
                    f'{ratio:.2f}' if row['bound_bytes'] > BULK else ''))
     rate = result['rate'] / 1e6
-    table(f'{result["setting"]}: seconds, median (25-75%); the transport reaches {rate:.1f} MB/s', rows)
+    table(f'{result["setting"]}: seconds, median (25-75%); the transport reaches {rate:.1f} MB/s, '
+          f'others had {result["stolen"]:.1%} of the machine', rows)
   return {k: round(v, 3) for k, v in worst.items()}
 
 

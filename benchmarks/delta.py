@@ -1,8 +1,8 @@
 """From which density on a sum should travel and be added dense: `python benchmarks/delta.py`.
 
-Sums in the lab with several values of delta (see docs/transport.md), random indices, contenders in turns. A sum is dense
-from the step on in which its entries could exceed delta of the coordinates: with 4 hosts at a density of 0.1, at
-delta <= 0.2 after the first round of recursive doubling. The last line is JSON: the best delta of every setting.
+Sums in the lab with several values of delta (docs/transport.md), random indices, contenders in turns. A sum is
+dense from the round on in which its entries could exceed delta of the coordinates: with 4 hosts at a density of
+0.15 and delta 0.25, after the first round of recursive doubling. The last line is JSON: the best deltas.
 """
 
 from __future__ import annotations

@@ -63,10 +63,25 @@ def table(title: str, rows: list[tuple]) -> None:
                            for i, (c, w) in enumerate(zip(row, widths, strict=True))))
 
 
+def cpu_ticks() -> tuple[int, int]:
+  """(all, taken by other virtual machines) since the start of this one; zeros where the system does not say."""
+  try:
+    with open('/proc/stat') as file:
+      ticks = [int(x) for x in file.readline().split()[1:9]]
+  except OSError:
+    return 0, 0
+  return sum(ticks), ticks[7]
+
+
 def result_in_lab(lab, command):
-  """Runs a benchmark's workers on all hosts; what worker 0 printed as `RESULT` and JSON."""
+  """Runs a benchmark's workers on all hosts; what worker 0 printed as `RESULT` and JSON.
+
+  It also says how much of the machine others had meanwhile (`stolen`): beyond a few percent, times mean little.
+  """
   lines = io.StringIO()
+  before = cpu_ticks()
   if lab.run(command, output=lines).code:
     sys.exit(f'a worker failed:\n{lines.getvalue()[-3000:]}')
   found = [x for x in lines.getvalue().splitlines() if x.startswith('[0] RESULT ')]
-  return json.loads(found[-1].removeprefix('[0] RESULT '))
+  every, stolen = (b - a for a, b in zip(before, cpu_ticks(), strict=True))
+  return json.loads(found[-1].removeprefix('[0] RESULT ')) | {'stolen': round(stolen / max(every, 1), 3)}

@@ -17,6 +17,9 @@ import numpy as np
 from dct_jax.transport.calls import ALGORITHMS
 
 VALUE_BYTES = 4
+# Beyond this share of a range's coordinates a sum is dense. By bytes it is 0.97 with our index
+# codecs (0.5 with the paper's 32-bit indices), and a smaller value saves no time (docs/transport.md).
+DELTA = 0.97
 
 
 class Costs(NamedTuple):
@@ -41,6 +44,7 @@ class Instance(NamedTuple):
   message_bytes: float | None = None  # of one worker's message, where an all-gather sends it as it is
   bits: int = 0  # of QSGD in the second half of dsar
   dense_result: bool = True  # whether sparse sums are wanted as dense vectors
+  delta: float = DELTA  # share of the coordinates beyond which a sum is dense, by the counts of its parts
 
 
 def index_bytes(count, size, xp=np):
@@ -61,6 +65,10 @@ def features(instance: Instance, xp=np):
   stages, fold = two.bit_length() - 1, int(p > two)
   grow = xp.log2(xp.maximum(union / k, 1.0)) / max(math.log2(p), 1.0)
   sizes = [xp.minimum(k * 2.0 ** (t * grow), n) for t in range(stages)]
+  bounds = [0.0 * k, *(2 * s for s in sizes)]  # what a sum could have at most, by the counts of its two parts
+  sent = lambda count, bound: xp.where(bound > instance.delta * n, n * VALUE_BYTES, encoded(count, n))
+  doubled = sum(sent(s, b) for s, b in zip(sizes, bounds[:-1], strict=True))
+  doubled += fold * (encoded(k, n) + sent(union, bounds[-1]))
   handed = fold * (k + union)
   dense_bytes = n * VALUE_BYTES * share
   second = dense_bytes * bits / 32 if bits else dense_bytes
@@ -68,9 +76,8 @@ def features(instance: Instance, xp=np):
   filled = n if instance.dense_result else zero
   rows = [
       (1, own * (p - 1), p * k, filled),
-      (stages + 2 * fold, sum(encoded(s, n) for s in sizes) + fold * (encoded(k, n) + encoded(union, n)),
-       sum(2 * s for s in sizes) + handed, filled),
-      (2, encoded(k * share, n) + encoded(union * share, n), 2 * k + 2 * union, filled),
+      (stages + 2 * fold, doubled, sum(2 * s for s in sizes) + handed, filled),
+      (2, encoded(k * share, n) + share * sent(union, p * k), 2 * k + 2 * union, filled),
       (2, encoded(k * share, n) + second, 2 * k, n),
       (2, 2 * dense_bytes, zero, n),
   ]

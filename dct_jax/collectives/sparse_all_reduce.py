@@ -11,15 +11,12 @@ from jax import lax
 
 from dct_jax import axes, kernels
 from dct_jax.collectives.all_gather import all_gather, check_size
-from dct_jax.collectives.costs import Costs, Instance, cheapest
+from dct_jax.collectives.costs import DELTA, Costs, Instance, cheapest
 from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked
 from dct_jax.transport import Transport, reduce_messages, start_messages, wait_messages
 from dct_jax.transport.calls import ALGORITHMS, Settings, is_bulk
 
 DENSE = ALGORITHMS.index('dense')
-# Beyond this share of a range's coordinates a vector is dense. By bytes alone it would be 0.97 with our index
-# codecs (0.5 with the paper's 32-bit indices). Merging takes time as well; the best value is not measured yet.
-DELTA = 0.5
 
 
 class SparseAllReduceState(NamedTuple):
@@ -80,7 +77,8 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
     """The number of this step's algorithm, equal on all workers."""
     if costs is not None and algorithm == 'auto':
       instance = Instance(workers, size.dense, state.entries.astype(jnp.float32),
-                          state.union.astype(jnp.float32), 4.0 * state.wanted.astype(jnp.float32), bits)
+                          state.union.astype(jnp.float32), 4.0 * state.wanted.astype(jnp.float32), bits,
+                          delta=delta)
       chosen = cheapest(costs, instance)
       return chosen if dense_fallback else jnp.minimum(chosen, DENSE - 1)
     fixed = jnp.uint32(ALGORITHMS.index(algorithm))

@@ -11,8 +11,7 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.collectives.all_gather import check_size
-from dct_jax.collectives.costs import Costs, Instance, predict
-from dct_jax.collectives.sparse_all_reduce import DELTA
+from dct_jax.collectives.costs import DELTA, Costs, Instance, predict
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.transport.calls import ALGORITHMS, OPS, Settings
 
@@ -87,7 +86,8 @@ class Exchange:
       return 'split_all_gather' if self.algorithm == 'auto' else self.algorithm
     density = min(capacity / self.size, 1.0)
     union = self.size * (1 - (1 - density) ** workers)
-    seconds = predict(self._costs, Instance(workers, self.size, capacity, union, dense_result=False))
+    seconds = predict(self._costs, Instance(workers, self.size, capacity, union, dense_result=False,
+                                            delta=self._settings.delta))
     return ALGORITHMS[int(np.argmin(seconds))]
 
 

@@ -14,8 +14,7 @@ import numpy as np
 import scipy.optimize
 import tqdm
 
-from dct_jax.collectives.costs import Costs, Instance, features
-from dct_jax.collectives.sparse_all_reduce import DELTA
+from dct_jax.collectives.costs import DELTA, Costs, Instance, features
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.transport.calls import ALGORITHMS, Settings
 
