@@ -47,9 +47,10 @@ from dct_jax.transport import Transport, connect
 from dct_jax.version import __version__
 
 __all__ = [
-    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'RowExchange', 'SparseBoundary', 'Stream', 'Transport', 'accumulate',
-    'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean', 'cast', 'compressed_mean', 'connect',
-    'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback', 'identity', 'init', 'local_value_and_grad',
-    'make_mesh', 'open_exchange', 'psum', 'qsgd', 'random_k', 'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean',
-    'state_specs', 'streams', 'top_k', 'vmap_axes', 'whole_room', '__version__',
+    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'RowExchange', 'SparseBoundary',
+    'Stream', 'Transport', 'accumulate', 'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean',
+    'cast', 'compressed_mean', 'connect', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback',
+    'identity', 'init', 'local_value_and_grad', 'make_mesh', 'open_exchange', 'psum', 'qsgd', 'random_k',
+    'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state_specs', 'streams', 'top_k',
+    'vmap_axes', 'whole_room', '__version__',
 ]

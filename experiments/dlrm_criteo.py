@@ -103,8 +103,8 @@ def train_one(config, workdir):
   batches = (train.shard_batch(b._asdict(), mesh)
              for b in clicks.batches(sets.train, config.batch, config.seed, step=start, **mine))
   with train.MetricsWriter(workdir) as writer:
-    train.run(step, params, state, batches, steps=config.steps, start=start, metrics=writer, examples=config.batch,
-              checkpoints=checkpoints, evaluate=make_evaluate(config, model, exchange, sets, mesh),
+    train.run(step, params, state, batches, steps=config.steps, start=start, metrics=writer,
+              examples=config.batch, checkpoints=checkpoints, evaluate=make_evaluate(config, model, exchange, sets, mesh),
               evaluate_every=config.evaluate_every, show=('test_auc',))
 
 

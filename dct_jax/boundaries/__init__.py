@@ -1,4 +1,4 @@
-"""Boundaries: where a model is cut, and what crosses the cut. A boundary is `x -> x` with its own backward pass."""
+"""Boundaries: where a model is cut, and what crosses. A boundary is `x -> x` with its own backward pass."""
 
 from dct_jax.boundaries.sparse import SparseBoundary, row_mask, row_threshold, sparse_boundary
 

@@ -1,4 +1,4 @@
-"""DCT-MP: only the largest activations of each row cross a cut, in both passes (Algorithm 2 of the DCT paper)."""
+"""DCT-MP: only the largest activations of each row cross a cut (Algorithm 2 of the DCT paper)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def sparse_boundary(x: jax.Array, sparsity: float, *, value_codec: str = 'float3
                     masks: str = 'one') -> jax.Array:
   """Keeps the largest entries of each row (the last axis); their gradients alone come back.
 
-  With tau the entry at floor(d * sparsity) of a row's sorted magnitudes, entries of at least tau pass. Zeros are
-  no payload, even where tau is 0, as it often is after a ReLU.
+  With tau the entry at floor(d * sparsity) of a row's sorted magnitudes, entries of at least tau pass. Zeros
+  are no payload, even where tau is 0, as it often is after a ReLU.
 
   Args:
     x: float32[..., d].

@@ -8,6 +8,8 @@ from dct_jax.collectives.rows import Asked, RowExchange
 from dct_jax.collectives.sparse_all_reduce import SparseAllReduceState, sparse_all_reduce
 from dct_jax.collectives.streams import Stream, allgather_disjoint, allreduce
 
-__all__ = ['AllGatherState', 'Asked', 'Costs', 'Instance', 'RowExchange', 'SparseAllReduceState', 'Stream', 'all_gather',
-           'allgather_dense', 'allgather_disjoint', 'allreduce', 'allreduce_dense', 'open_exchange', 'psum',
-           'sparse_all_reduce']
+__all__ = [
+    'AllGatherState', 'Asked', 'Costs', 'Instance', 'RowExchange', 'SparseAllReduceState', 'Stream',
+    'all_gather', 'allgather_dense', 'allgather_disjoint', 'allreduce', 'allreduce_dense', 'open_exchange',
+    'psum', 'sparse_all_reduce',
+]

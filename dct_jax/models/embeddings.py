@@ -66,8 +66,8 @@ class RowOptimizer(NamedTuple):
 
   Attributes:
     init: tables -> state.
-    update: (tables, state, ids, gradients) -> (tables, state); ids int32[n] may repeat, and gradients of the same
-      row add up. Rows that are not named stay as they are, and nothing as large as a table is made.
+    update: (tables, state, ids, gradients) -> (tables, state); ids int32[n] may repeat, and gradients of the
+      same row add up. Rows that are not named stay as they are, and nothing as large as a table is made.
   """
 
   init: Callable[[jax.Array], Any]

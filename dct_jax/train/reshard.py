@@ -63,8 +63,9 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
       workers, which is what an update applies, stays.
   """
   if rule == NEVER:
-    raise ValueError('tables are dealt out over workers, and stale_mean holds a message that is on its way, for as '
-                     f'many workers as made it: they cannot be restored onto another number, got {old=} and {new=}')
+    raise ValueError('tables are dealt out over workers, and stale_mean holds a message that is on its way, '
+                     'for as many workers as made it: they cannot be restored onto another number, got '
+                     f'{old=} and {new=}')
   parts = array.reshape(old, array.shape[0] // old, *array.shape[1:])
   if rule == COPY:
     return parts[worker % old]

@@ -19,10 +19,10 @@ from dct_jax.transforms import local_value_and_grad
 
 
 class RowsState(NamedTuple):
-  """State of a training with tables. They are in it, and not among the parameters, as every worker has its own."""
+  """State of a training with tables. They are here, not among the parameters, as every worker has its own."""
 
   inner: Any  # of the optimizer of everything else
-  tables: jax.Array  # float32[rows, width], by worker
+  tables: Any  # float32[rows, width], by worker
   rows: Any  # of the optimizer of rows, by worker
 
 
@@ -63,8 +63,8 @@ def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer
     axis_name: axis of the workers.
 
   Returns:
-    step(params, state, batch) -> (params, state, metrics); the batch has 'categories', int32[n, fields]. Metrics
-    are those of `make_step`, and `row_bytes`, what a worker sends for its rows.
+    step(params, state, batch) -> (params, state, metrics); the batch has 'categories', int32[n, fields].
+    Metrics are those of `make_step`, and `row_bytes`, what a worker sends for its rows.
   """
   whole, shard = PartitionSpec(), PartitionSpec(axis_name)
   value_and_grad = local_value_and_grad(lambda both, batch: loss_fn(*both, batch), axis_name, has_aux=True)
@@ -74,7 +74,7 @@ def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer
     rows, asked = exchange.fetch(state.tables, batch['categories'])
     (loss, aux), (grads, row_grads) = value_and_grad((params, rows), batch)
     updates, inner = tx.update(grads, state.inner, params)
-    # As in a compressed mean: what is not a number never enters, and a step that it skips is skipped here as well.
+    # As in a compressed mean: what is not a number never enters, and a step that it skips is skipped here, too.
     good = (kernels.all_finite((row_grads,)).reshape(()) != 0) & (
         steps.skipped_steps(inner) == steps.skipped_steps(state.inner))
     ids, at_home = exchange.give_back(jnp.where(good, row_grads / exchange.workers, 0), asked)
@@ -84,8 +84,9 @@ def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer
     metrics |= {'row_bytes': jnp.float32(sent)}
     return optax.apply_updates(params, updates), RowsState(inner, tables, row_state), metrics
 
-  return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(whole, specs, shard), out_specs=(whole, specs, whole)),
-                 donate_argnums=(0, 1))
+  return jax.jit(
+      jax.shard_map(step, mesh=mesh, in_specs=(whole, specs, shard), out_specs=(whole, specs, whole)),
+      donate_argnums=(0, 1))
 
 
 def make_row_predictor(apply_fn: Callable, exchange: RowExchange, mesh: Mesh,

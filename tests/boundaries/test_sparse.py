@@ -105,7 +105,8 @@ def test_the_module_tells_its_traffic_and_changes_nothing_else():
   assert traffic['backward_bytes'] == 4 * kept.sum()
   assert traffic['forward_bytes'] == 4 * kept.sum() + 8 * 8
   assert traffic['dense_bytes'] == 4 * 8 * 64
-  np.testing.assert_allclose(traffic['threshold'], np.mean([dct_mp.threshold(r, 0.9) for r in hidden]), rtol=1e-5)
+  want = np.mean([dct_mp.threshold(r, 0.9) for r in hidden])
+  np.testing.assert_allclose(traffic['threshold'], want, rtol=1e-5)
 
 
 def test_without_sparsity_everything_passes_and_is_measured():

@@ -1,7 +1,7 @@
 """DLRM against plain loops, and against the public PyTorch implementation.
 
-`public_dlrm.npz` has what facebookresearch/dlrm (commit 090956ee, torch 2.13) made of a small model: its first weights,
-a batch, the probabilities, the losses of three steps of SGD with rate 0.5, and the weights after them.
+`public_dlrm.npz` has what facebookresearch/dlrm (commit 090956ee, torch 2.13) made of a small model: its first
+weights, a batch, the probabilities, the losses of three steps of SGD with rate 0.5, and the weights after them.
 """
 
 import pathlib
@@ -57,7 +57,8 @@ def test_three_steps_of_sgd_are_those_of_the_public_model(public):
   params, tables, optimizer = public_params(public), jnp.asarray(flat), embeddings.sgd(0.5)
 
   def loss_fn(params, rows):
-    return optax.sigmoid_binary_cross_entropy(model.apply(params, public['dense'], rows), public['label']).mean()
+    logits = model.apply(params, public['dense'], rows)
+    return optax.sigmoid_binary_cross_entropy(logits, public['label']).mean()
 
   losses, where = [], ids + layout.begin
   for _ in range(3):
@@ -69,7 +70,8 @@ def test_three_steps_of_sgd_are_those_of_the_public_model(public):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6),
                params, public_params(public, 'after_'))
   for f, after in enumerate(public_tables(public, 'after_')):
-    np.testing.assert_allclose(tables[layout.begin[f]:layout.begin[f] + len(after)], after, rtol=1e-4, atol=2e-6)
+    mine = tables[layout.begin[f]:layout.begin[f] + len(after)]
+    np.testing.assert_allclose(mine, after, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize('features', [0, 5])
@@ -88,7 +90,7 @@ def test_logits_are_those_of_plain_loops(features):
 def test_a_cut_applies_where_it_is_named_and_cuts_have_names():
   assert dlrm.split_names() == ('bottom1', 'bottom2', 'bottom3', 'bottom4', 'top1', 'top2', 'top3')
   rng = np.random.default_rng(0)
-  dense, rows = rng.standard_normal((6, 13)).astype(np.float32), rng.standard_normal((6, 4, 16)).astype(np.float32)
+  dense, rows = (rng.standard_normal(s).astype(np.float32) for s in ((6, 13), (6, 4, 16)))
   whole, cut = Dlrm(), Dlrm(boundaries={'bottom2': lambda x: sparse_boundary(x, 0.9)})
   params = whole.init(jax.random.PRNGKey(0), dense, rows)
   p = params['params']
@@ -96,9 +98,8 @@ def test_a_cut_applies_where_it_is_named_and_cuts_have_names():
                       @ p['bottom2']['kernel'] + p['bottom2']['bias'], 0)
   sent = dct_mp.forward(np.asarray(hidden), 0.9)
   assert 0 < (sent != 0).mean() < 0.11
-  later = Dlrm(bottom=(64, 16)).apply(
-      {'params': {'bottom1': p['bottom3'], 'bottom2': p['bottom4']} | {k: v for k, v in p.items() if 'top' in k}},
-      jnp.asarray(sent), rows)
+  rest = {k: v for k, v in p.items() if 'top' in k} | {'bottom1': p['bottom3'], 'bottom2': p['bottom4']}
+  later = Dlrm(bottom=(64, 16)).apply({'params': rest}, jnp.asarray(sent), rows)
   np.testing.assert_allclose(cut.apply(params, dense, rows), later, rtol=1e-4, atol=1e-5)
 
 

@@ -40,7 +40,7 @@ def adagrad(table, squares, ids, gradients, rate, eps=1e-8, row_wise=False):
   for i, g in zip(ids, gradients, strict=True):
     dense[i] += g
   table, squares = table.copy(), squares.copy()
-  for i in set(int(i) for i in ids):
+  for i in {int(i) for i in ids}:
     squares[i] += np.mean(dense[i] ** 2) if row_wise else dense[i] ** 2
     table[i] -= rate * dense[i] / (np.sqrt(squares[i]) + eps)
   return table, squares
