@@ -12,11 +12,19 @@ MAGIC = {b'\x1f\x8b': gzip.open, b'\xfd7': lzma.open}  # the first two bytes: na
 BLOCK = 4 << 20
 
 
+def _opener(path):
+  with open(path, 'rb') as file:
+    return MAGIC.get(file.read(2), open)
+
+
 def open_bytes(path: str | os.PathLike) -> IO[bytes]:
   """Opens a file for reading, unpacked if it is packed."""
-  with open(path, 'rb') as file:
-    start = file.read(2)
-  return MAGIC.get(start, open)(path, 'rb')  # type: ignore[operator]
+  return _opener(path)(path, 'rb')
+
+
+def plain_size(path: str | os.PathLike) -> int | None:
+  """How many bytes there are to read; None if the file is packed, for then only reading tells."""
+  return os.path.getsize(path) if _opener(path) is open else None
 
 
 def blocks(path: str | os.PathLike, size: int = BLOCK) -> Iterator[bytes]:
@@ -44,7 +52,7 @@ class Malformed:
 
   def __init__(self, path: str | os.PathLike, limit: int, form: str):
     self.path, self.limit, self.form = os.fspath(path), limit, form
-    self.count = 0
+    self.count, self.first = 0, 0  # how many, and the number of the first line
 
   def add(self, line: int, text: bytes) -> None:
     """Counts one.
@@ -52,7 +60,7 @@ class Malformed:
     Raises:
       ValueError: past the limit, with the number of the line (from 1) and its beginning.
     """
-    self.count += 1
+    self.count, self.first = self.count + 1, self.first or line
     if self.count > self.limit:
       raise ValueError(f'{self.path}, line {line}: expected {self.form!r}, got {text[:60]!r} '
                        f'(malformed lines so far: {self.count}, limit: {self.limit})')
