@@ -6,7 +6,7 @@ import ml_collections
 def base():
   config = ml_collections.ConfigDict()
   config.data = ''  # a Criteo TSV, a directory with Frappe's files, or the synthetic set
-  config.cache = ''  # where a prepared TSV is kept; beside it unless given
+  config.cache = 'runs/cache'  # where a prepared TSV is kept
   config.rows = 400_000  # of the synthetic set, for training
   config.test_rows = 60_000
   config.workers = 4

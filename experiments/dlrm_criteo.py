@@ -85,7 +85,8 @@ def make_evaluate(config, model, exchange, sets, mesh):
 def train_one(config, workdir):
   """Trains with one method; everything worth keeping is in `workdir` afterwards."""
   mesh, model = dct_jax.make_mesh(config.workers), make_model(config)
-  sets = click_sets.load(config.data, config.cache or None, rows=config.rows, test_rows=config.test_rows)
+  synthetic = {} if config.data else {'rows': config.rows, 'test_rows': config.test_rows}
+  sets = click_sets.load(config.data, config.cache, **synthetic)
   layout = embeddings.deal(sets.vocabularies, config.workers)
   exchange = dct_jax.RowExchange(layout.slots, layout.begin, layout.place, 'data', codec=config.row_codec)
   row_optimizer = embeddings.make_optimizer(
@@ -104,8 +105,9 @@ def train_one(config, workdir):
              for b in clicks.batches(sets.train, config.batch, config.seed, step=start, **mine))
   with train.MetricsWriter(workdir) as writer:
     train.run(step, params, state, batches, steps=config.steps, start=start, metrics=writer,
-              examples=config.batch, checkpoints=checkpoints, evaluate=make_evaluate(config, model, exchange, sets, mesh),
-              evaluate_every=config.evaluate_every, show=('test_auc',))
+              examples=config.batch, checkpoints=checkpoints, show=('test_auc',),
+              evaluate=make_evaluate(config, model, exchange, sets, mesh),
+              evaluate_every=config.evaluate_every)
 
 
 if __name__ == '__main__':

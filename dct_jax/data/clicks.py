@@ -32,6 +32,13 @@ def take(clicks: Clicks, rows: np.ndarray | slice) -> Clicks:
   return Clicks(*(np.asarray(column[rows]) for column in clicks))
 
 
+def in_order(clicks: Clicks, most: int, multiple: int = 1, batch: int = 8192) -> list[Clicks]:
+  """The first rows in batches whose lengths are multiples of a number; the few rows behind are left out."""
+  end = min(most, len(clicks.label)) // multiple * multiple
+  edges = [*range(0, end, batch // multiple * multiple), end]
+  return [take(clicks, slice(a, b)) for a, b in itertools.pairwise(edges)]
+
+
 def batches(clicks: Clicks, batch: int, seed: int, *, step: int = 0, process: int = 0,
             processes: int = 1) -> Iterator[Clicks]:
   """One process's rows of every step, for ever.

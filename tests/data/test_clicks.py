@@ -103,3 +103,11 @@ def test_sets_by_name(tmp_path):
   (tmp_path / 'other.csv').write_bytes(b'a,b\n1,2\n')
   with pytest.raises(ValueError, match='line 1: expected'):
     click_sets.load(str(tmp_path / 'other.csv'), tmp_path / 'cache', progress=False)
+
+
+def test_in_order_leaves_out_what_does_not_divide():
+  rows = np.arange(23)
+  data = clicks.Clicks(rows[:, None].astype(np.float32), rows[:, None].astype(np.int32), rows.astype(np.float32))
+  found = clicks.in_order(data, 22, multiple=4, batch=10)
+  assert [len(b.label) for b in found] == [8, 8, 4]
+  np.testing.assert_array_equal(np.concatenate([b.label for b in found]), rows[:20])
