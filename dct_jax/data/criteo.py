@@ -233,20 +233,27 @@ def _assemble(parts, rows, encoders, kept, about, progress):
   partial = kept.with_name(f'{kept.name}.partial')
   shutil.rmtree(partial, ignore_errors=True)
   partial.mkdir()
-  create = lambda name, dtype, *shape: np.lib.format.open_memmap(
-      partial / f'{name}.npy', 'w+', dtype, (rows, *shape))
-  dense, label = create('dense', np.float32, len(INTEGERS)), create('label', np.float32)
-  categories = create('categories', np.int32, len(CATEGORIES))
-  at = 0
-  for part in tqdm.tqdm(parts, desc='encoding', disable=not progress):
-    arrays = {path.stem: np.load(path) for path in part.iterdir()}
-    here = slice(at, at + len(arrays['label']))
-    dense[here], label[here] = arrays['dense'], arrays['label']
-    columns = zip(encoders, arrays['categories'], strict=True)
-    categories[here] = np.stack([encode(column) for encode, column in columns], axis=1)
-    at = here.stop
+  with contextlib.ExitStack() as stack:
+    # Written, not mapped: what is mapped stays in memory for as long as the system likes.
+    files = {name: stack.enter_context(_create(partial / f'{name}.npy', dtype, (rows, *shape)))
+             for name, dtype, shape in [('label', np.float32, ()), ('dense', np.float32, (len(INTEGERS),)),
+                                        ('categories', np.int32, (len(CATEGORIES),))]}
+    for part in tqdm.tqdm(parts, desc='encoding', disable=not progress):
+      arrays = {name: np.load(part / f'{name}.npy') for name in files}
+      columns = zip(encoders, arrays['categories'], strict=True)
+      arrays['categories'] = np.stack([encode(column) for encode, column in columns], axis=1)
+      for name, file in files.items():
+        arrays[name].tofile(file)
   (partial / 'about.json').write_text(json.dumps(about))
   partial.replace(kept)
+
+
+def _create(path, dtype, shape):
+  """An .npy file, up to where its values begin."""
+  file = open(path, 'wb')
+  header = {'descr': np.lib.format.dtype_to_descr(np.dtype(dtype)), 'fortran_order': False, 'shape': shape}
+  np.lib.format.write_array_header_1_0(file, header)
+  return file
 
 
 def _open(path, kept, max_malformed):
