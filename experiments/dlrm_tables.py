@@ -9,6 +9,7 @@ Runs that are in the work directory already are not repeated.
 import os
 import pathlib
 import statistics
+import sys
 import time
 
 import dlrm_criteo
@@ -28,7 +29,7 @@ def mp(sparsity, splits, **more):
 
 
 def dp(sparsity):
-  return {'dp_sparsity': sparsity}
+  return {'dp_sparsity': sparsity, 'tracking': 0.0, 'value_codec': 'float32'}  # as in the paper
 
 
 # Rows by name -> what differs from the baseline. Those marked with a star are not in the paper's tables.
@@ -53,9 +54,22 @@ def finished(config, directory):
   return {k: lines[-1][f'eval/{k}'] for k in MEASURES} | {'seconds': float((directory / 'seconds').read_text())}
 
 
-def name_of(changes):
+def name_of(changes, seed):
   """A directory's name, the same for rows that are the same in several tables."""
-  return '-'.join(f'{k}={v}' for k, v in sorted(changes.items())) or 'baseline'
+  return '-'.join([*([f'{k}={v}' for k, v in sorted(changes.items())] or ['baseline']), seed])
+
+
+def run_all(workdir):
+  """Every row of every table, all with the first seed, then all with the second, ...: name -> measures."""
+  every = {name_of(changes, seed): (changes, seed) for seed in SEEDS.value
+           for table in TABLES.value for changes in ROWS[table].values()}
+  found = {}
+  for name, (changes, seed) in every.items():
+    config = experiment.config_of('baseline')
+    config.update(changes | {'seed': int(seed)})
+    found[name] = finished(config, workdir / name)
+    print(f'{len(found)} of {len(every)}: {name}, test loss {found[name]["test_loss"]:.4f}', file=sys.stderr)
+  return found
 
 
 def line(name, runs):
@@ -72,17 +86,13 @@ def main(argv):
   os.environ.setdefault('DCT_JAX_LOCAL_DEVICES', str(config.workers))
   train.start(**train.flag_values())
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/dlrm_tables')
+  found = run_all(workdir)
   for table in TABLES.value:
     print(f'\nTable {table}, mean ± standard deviation over seeds {", ".join(SEEDS.value)}\n')
     print('| | ' + ' | '.join(m.replace('_', ' ') for m in MEASURES) + ' | s |')
     print('|---' * (len(MEASURES) + 2) + '|')
     for name, changes in ROWS[table].items():
-      runs = []
-      for seed in SEEDS.value:
-        one = experiment.config_of('baseline')
-        one.update(changes | {'seed': int(seed)})
-        runs.append(finished(one, workdir / f'{name_of(changes)}-{seed}'))
-      print(line(name, runs), flush=True)
+      print(line(name, [found[name_of(changes, seed)] for seed in SEEDS.value]))
 
 
 if __name__ == '__main__':

@@ -9,7 +9,7 @@ def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
   """Loss, accuracy, AUC and normalized entropy of predictions."""
   loss = log_loss(logits, labels)
   return {'loss': loss, 'accuracy': float(np.mean((logits > 0) == (labels > 0.5))), 'auc': auc(logits, labels),
-          'ne': loss / entropy(float(np.mean(labels)))}
+          'ne': float(loss / entropy(float(np.mean(labels))))}
 
 
 def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:

@@ -88,7 +88,9 @@ def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_l
     by_step.plot([line['step'] for line in lines], y, label=name)
     by_bytes.plot([line['total_sent_bytes'] / 1e6 for line in lines], y, label=name)
   by_step.set(xlabel='step', ylabel=label, yscale='log')
-  by_bytes.set(xlabel='MB sent by a worker', xscale='log')
+  sent = any(lines[-1].get('total_sent_bytes') for lines in histories.values())
+  # One worker alone sends nothing.
+  by_bytes.set(xlabel='MB sent by a worker', xscale='log' if sent else 'linear')
   for axis in (by_step, by_bytes):
     axis.grid(visible=True, which='major', alpha=0.3)
     axis.legend()

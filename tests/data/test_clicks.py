@@ -107,7 +107,8 @@ def test_sets_by_name(tmp_path):
 
 def test_in_order_leaves_out_what_does_not_divide():
   rows = np.arange(23)
-  data = clicks.Clicks(rows[:, None].astype(np.float32), rows[:, None].astype(np.int32), rows.astype(np.float32))
+  column = rows[:, None]
+  data = clicks.Clicks(column.astype(np.float32), column.astype(np.int32), rows.astype(np.float32))
   found = clicks.in_order(data, 22, multiple=4, batch=10)
   assert [len(b.label) for b in found] == [8, 8, 4]
   np.testing.assert_array_equal(np.concatenate([b.label for b in found]), rows[:20])
