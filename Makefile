@@ -17,9 +17,9 @@ $(READY): setup.cfg setup.py pyproject.toml $(wildcard dct_jax/kernels/src/*)
 	@touch $(READY)
 
 demo: $(READY)
-	@echo "== Demo: an MLP on real digits, 8 workers, three runs of a minute or less: dense gradients, DCT as in the paper, DCT with tracking"
+	@echo "== Demo: DLRM on synthetic clicks, 4 workers, two runs of a minute or less: dense, then DCT for gradients and activations"
 	@rm -rf runs/demo
-	@$(BIN)/python experiments/digits_mlp.py --workdir=runs/demo
+	@$(BIN)/python experiments/dlrm_criteo.py --method=baseline,hybrid --workdir=runs/demo
 
 test: $(READY)
 	@echo "== Tests (make test-slow runs the long ones)"

@@ -2,7 +2,7 @@
 
 import ml_collections
 
-METHODS = ('dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar')
+METHODS = ('auto', 'dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar')
 
 
 def base():

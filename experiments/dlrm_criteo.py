@@ -18,7 +18,7 @@ from dct_jax import train
 from dct_jax.data import click_sets, clicks
 from dct_jax.models import click_metrics, embeddings
 from dct_jax.models.dlrm import Dlrm
-from dct_jax.train import experiment
+from dct_jax.train import experiment, report
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo.py', {
     'data': (str, "A Criteo TSV, a directory with Frappe's files; synthetic clicks without it."),
@@ -97,7 +97,9 @@ def train_one(config, workdir):
   params = {'params': model.init(key, sets.test.dense[:1], some_rows)['params']}
   params, state, specs = dct_jax.init(tx, params, mesh)
   state, specs = train.init_rows(row_optimizer, embeddings.init_tables(key, layout, width), state, specs, mesh)
-  checkpoints = train.Checkpoints(workdir / 'checkpoints', config.to_dict(), keep=1)
+  free = ('steps', 'cache', 'evaluated', 'evaluate_every')  # what a resumed run may change
+  fixed = {k: v for k, v in config.to_dict().items() if k not in free}
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1)
   params, state, start = experiment.resume(checkpoints, params, state, specs, mesh)
   step = train.make_row_step(make_loss(model), tx, row_optimizer, exchange, mesh, specs)
   mine = {'process': jax.process_index(), 'processes': jax.process_count()}
@@ -112,4 +114,5 @@ def train_one(config, workdir):
 
 if __name__ == '__main__':
   app.run(experiment.main(train_one, compare=('baseline', 'dp', 'mp3', 'hybrid'),
-                          columns=('train_loss', 'test_loss', 'test_accuracy', 'test_auc', 'test_ne')))
+                          columns=('train_loss', 'test_loss', 'test_accuracy', 'test_auc', 'test_ne'),
+                          more=report.activation_table))

@@ -17,6 +17,7 @@ import dct_jax
 from dct_jax import train
 from dct_jax.data import columns, entries, linear_sets
 from dct_jax.models import coordinate_descent, linear, penalty
+from dct_jax.netlab.calibrate import calibrate
 from dct_jax.train import experiment, report
 
 FLAGS = {str: 'dataset data test loss penalty solver', int: 'num_features rows batch picks passes',
@@ -90,8 +91,9 @@ def train_one(config, workdir):
       config, data, placed['train'], windows['train'].distinct, mesh, kind)
   weights, state = train.replicate((np.zeros(data.num_features, np.float32), state), mesh)
   transport = dct_jax.connect(mesh) if jax.process_count() == config.workers > 1 else None
+  costs = calibrate(transport, seconds=30) if transport and config.method == 'auto' else None
   exchange = dct_jax.open_exchange(data.num_features, 'data', algorithm=config.method, transport=transport,
-                                   disjoint=config.solver == 'scd')
+                                   disjoint=config.solver == 'scd', costs=costs)
   step = train.make_sectioned_step(local, exchange, update, mesh, batch_spec=spec)
   measure = train.make_eval(functools.partial(linear.measure, config.loss), mesh)
   fixed = config.to_dict() | {'passes': 'any number'}  # a resumed run may go on for longer

@@ -52,7 +52,8 @@ def dct_threshold(
       so that later sums pass it 5 to 7 times too often until step L. With this, it is also
       renewed in steps 1, 2, 4, 8, ... below L.
     tracking: not in the paper. Between renewals a layer's threshold follows the number c of entries
-      that passed it: it is multiplied by :math:`(c / k)^{tracking}` with k the wanted number. 0 leaves
+      that passed it: it is multiplied by :math:`(c / k)^{tracking}` with k the wanted number, and c / k
+      cut to 1/2 and 2. 0 leaves
       it alone, 0.1 keeps messages at their nominal size.
     index_codec: how indices travel; `'auto'` takes the smallest.
     value_codec: how values travel; with error feedback nothing is lost to a narrow one.
@@ -103,7 +104,8 @@ def dct_threshold(
     if tracking:
       kept = jnp.array([x.size for x in layers], jnp.uint32) - rank + 1
       ratio = (selected.wanted_by_layer + 1).astype(jnp.float32) / (kept + 1).astype(jnp.float32)
-      tau = jnp.where(quota.live == 0, tau, tau * ratio**tracking)
+      # No faster, or residuals that reach the threshold together make it swing: all pass, then none.
+      tau = jnp.where(quota.live == 0, tau, tau * jnp.clip(ratio, 0.5, 2.0)**tracking)
     missed = due & (quota.live == 0)
     return selected, DctThresholdState(state.step + 1, jnp.where(missed, _RETRY, tau))
 

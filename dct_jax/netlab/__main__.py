@@ -43,15 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_advise(commands):
-  advise = commands.add_parser('advise', help='will compression pay off here?')
-  advise.add_argument('--parameters', type=int, required=True, help='of the model')
+  advise = commands.add_parser('advise', help='will compression pay off here?',
+                               formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+  advise.add_argument('--parameters', type=lambda x: int(float(x)), required=True, help='of the model')
   advise.add_argument('--sparsity', type=float, default=0.99, help='share of the gradient that stays behind')
   advise.add_argument('--workers', type=int, default=4)
   advise.add_argument('--rate', default='1gbit', help='of every link')
   advise.add_argument('--latency', type=float, default=1.0, help='of a round, in milliseconds')
   advise.add_argument('--costs', help='file of `calibrate`, instead of workers, rate and latency')
-  advise.add_argument('--compute', type=float, default=0.0, help='milliseconds of a step without exchange')
-  advise.add_argument('--value-bits', type=int, default=16)
+  advise.add_argument('--compute', type=float, default=0.0,
+                      help='milliseconds of a step without exchange; 0 compares exchanges alone')
+  advise.add_argument('--value-bits', type=int, default=16, help='of a value in a message; 32 for float32')
   advise.add_argument('--overlap', type=float, default=0.0, help="how alike workers' choices are, 0 to 1")
   advise.set_defaults(action=_advise)
 
@@ -62,6 +64,9 @@ def _advise(flags):
   advice = advise.advise(
       costs, parameters=flags.parameters, sparsity=flags.sparsity, value_bits=flags.value_bits,
       compute=flags.compute / 1e3, overlap=flags.overlap)
+  network = f'costs of {flags.costs}' if flags.costs else f'{flags.rate} links, {flags.latency:g} ms a round'
+  print(f'{flags.parameters:,} parameters, {1 - flags.sparsity:.2%} of them sent with {flags.value_bits}-bit '
+        f'values; {costs.workers} workers, {network}; {flags.compute:g} ms of computation\n')
   print(advise.explain(advice, flags.compute / 1e3))
   return 0
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 import tqdm
+from absl import logging
 
 from dct_jax.collectives.costs import DELTA, Costs, Instance, features
 from dct_jax.transport import Transport, reduce_stream
@@ -41,13 +42,22 @@ def calibrate(transport: Transport, *, seconds: float = 60.0, path: str | os.Pat
 
   Returns:
     `Costs`, equal on all workers.
+
+  Raises:
+    ValueError: if there is only one worker.
   """
+  if transport.size < 2:
+    raise ValueError('a calibration needs the processes of all workers, and there is only this one: start it '
+                     'with python -m dct_jax.netlab run, python -m dct_jax.train.launch, or on every host')
   known = load(path) if path is not None and os.path.exists(path) else None
   probe = Probe(transport)
   fits = known is not None and known.workers == transport.size
   if not probe.together(np.array([float(not fits)]))[0]:
     assert known is not None
     return known
+  if known is not None and transport.rank == 0:
+    logging.warning('%s has costs of %d workers; measured anew for %d, and replaced', path, known.workers,
+                    transport.size)
   samples = _measure(probe, seconds, progress)
   costs = fit(samples, transport.size)
   if path is not None and transport.rank == 0:

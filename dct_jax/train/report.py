@@ -68,6 +68,21 @@ def pass_table(histories: Histories, baseline: str = 'dense') -> str:
   return _aligned(rows)
 
 
+def activation_table(histories: Histories) -> str:
+  """Bytes of a worker's activations at the cuts of its model in the last step, both ways, against dense ones.
+
+  Args:
+    histories: with `activation_forward_bytes`, `activation_backward_bytes` and `activation_dense_bytes` (of one
+      way) in their lines; runs without a cut have zeros.
+  """
+  rows = [['at the cuts', 'forward B/step', 'backward B/step', 'dense B/step, each', 'compression']]
+  for name, lines in histories.items():
+    forward, backward, dense = (lines[-1][f'activation_{k}_bytes'] for k in ('forward', 'backward', 'dense'))
+    both = f'{2 * dense / (forward + backward):.1f}x' if dense else ''
+    rows.append([name, f'{forward:,.0f}', f'{backward:,.0f}', f'{dense:,.0f}', both])
+  return _aligned(rows)
+
+
 def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_loss',
          label: str = 'training loss') -> None:
   """Draws a metric against steps and against bytes that a worker has sent (needs matplotlib).

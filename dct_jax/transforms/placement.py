@@ -26,7 +26,8 @@ def make_mesh(workers: int | None = None, axis_name: str = 'data') -> Mesh:
   workers = available if workers is None else workers
   if not 1 <= workers <= available:
     raise ValueError(
-        f'{workers=} does not fit the {available} devices here; on a CPU set '
+        f'{workers=} does not fit the {available} devices of the {jax.process_count()} processes here; start '
+        'more processes, or, for several devices in one process on a CPU, set '
         f'jax.config.update("jax_num_cpu_devices", {workers}) before the first use of JAX')
   return jax.make_mesh((workers,), (axis_name,), axis_types=(AxisType.Auto,),
                        devices=jax.devices()[:workers])

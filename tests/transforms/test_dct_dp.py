@@ -1,5 +1,6 @@
 """DCT-DP step by step against a literal Algorithm 1 in NumPy."""
 
+import jax
 import jax.numpy as jnp
 import laws
 import numpy as np
@@ -113,6 +114,20 @@ def test_tracking_keeps_messages_at_their_size():
       updates, state = tx.update((g,), state)
       counts.append(int((updates[0] != 0).sum()))
     assert low < np.mean(counts[-60:]) / 201 < high
+
+
+def test_tracking_does_not_swing_when_residuals_arrive_together():
+  """Nearly the same gradient in every step: all entries reach a threshold in waves."""
+  rng = np.random.default_rng(0)
+  tx = dct_jax.dct_dp(0.99, 1000, dense_below=0, tracking=0.1)
+  state, update = tx.init((jnp.zeros(20_000),)), jax.jit(tx.update)
+  usual, counts = rng.standard_normal(20_000), []
+  for _ in range(300):
+    g = jnp.asarray(usual + 0.1 * rng.standard_normal(20_000), jnp.float32)
+    updates, state = update((g,), state)
+    counts.append(int((updates[0] != 0).sum()))
+  assert min(counts[100:]) / 201 > 0.4
+  assert max(counts[100:]) / 201 < 2.5
 
 
 def test_drain_forgets_and_counts():

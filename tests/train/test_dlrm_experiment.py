@@ -1,0 +1,66 @@
+"""`experiments/dlrm_criteo.py` from its command line, for a few steps."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip('matplotlib')
+ROOT = pathlib.Path(__file__).parents[2]
+SMALL = ('--rows=600', '--test_rows=200', '--batch=32', '--evaluated=100', '--evaluate_every=4')
+
+
+def run(*arguments):
+  return subprocess.run(
+      [sys.executable, str(ROOT / 'experiments/dlrm_criteo.py'), *SMALL, *arguments], capture_output=True,
+      text=True, env=os.environ | {'PYTHONPATH': str(ROOT)}, timeout=240, check=False)
+
+
+def table(output):
+  """Rows by method, the numbers of the first table."""
+  return {m[1]: m[2].split() for m in re.finditer(r'^ *(\w+) +([\d., x]+)$', output, re.MULTILINE)}
+
+
+def test_all_forms_are_compared_and_a_run_goes_on_where_it_stopped(tmp_path):
+  flags = ('--workers=2', '--method=baseline,dp,mp3,hybrid')
+  done = run(*flags, '--steps=8', f'--workdir={tmp_path / "whole"}')
+  assert done.returncode == 0, done.stderr
+  assert 'examples=' in done.stderr and 'test_auc=' in done.stderr
+  first, second = done.stdout.split('at the cuts')
+  rows, cuts = table(first), table(second)
+  assert list(rows) == list(cuts) == ['baseline', 'dp', 'mp3', 'hybrid']
+  number = lambda x: float(x.replace(',', '').rstrip('x'))
+  assert number(rows['dp'][6]) > 20 and number(rows['baseline'][6]) == 1
+  assert number(cuts['mp3'][3]) > 5 and number(cuts['dp'][0]) == 0
+  assert number(cuts['mp3'][2]) == 4 * 16 * (256 + 256)  # 16 rows of a worker, two cuts of 256
+  assert (tmp_path / 'whole/loss.png').stat().st_size > 10_000
+
+  part = run(*flags, '--steps=4', f'--workdir={tmp_path / "parts"}')
+  assert part.returncode == 0, part.stderr
+  rest = run(*flags, '--steps=8', f'--workdir={tmp_path / "parts"}', '--resume')
+  assert rest.stdout.replace('parts', 'whole') == done.stdout
+
+
+def test_processes_see_the_same_data_as_devices(tmp_path):
+  flags = ('--workers=2', '--method=baseline', '--steps=4')
+  devices = run(*flags, f'--workdir={tmp_path / "devices"}')
+  processes = run(*flags, f'--workdir={tmp_path / "processes"}', '--launch=processes')
+  assert processes.returncode == 0, processes.stdout + processes.stderr
+  lines = '\n'.join(line.removeprefix('[0] ') for line in processes.stdout.splitlines())
+  measures = lambda text: [float(x) for x in table(text)['baseline'][:5]]
+  assert measures(lines) == pytest.approx(measures(devices.stdout), abs=2e-5)
+
+
+@pytest.mark.parametrize(('flags', 'message'), [
+    (('--method=mp3', '--splits=bottom9'), 'boundaries are at'),
+    (('--method=mp3', '--mp_sparsity=1.5'), 'sparsity must be in'),
+    (('--method=baseline', '--row_optimizer=adam'), 'row_adagrad'),
+    (('--method=baseline', '--data=nowhere.tsv'), "got data='nowhere.tsv'"),
+    (('--method=baseline', '--batch=31'), 'share a batch|divide among')])
+def test_bad_settings_are_refused(flags, message, tmp_path):
+  done = run('--workers=2', '--steps=1', f'--workdir={tmp_path}', *flags)
+  assert done.returncode
+  assert re.search(message, done.stderr), done.stderr
