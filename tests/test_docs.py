@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import io
 import pathlib
 import pkgutil
 import re
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 import dct_jax
+from dct_jax.train import launch
 
 ROOT = pathlib.Path(__file__).parents[1]
 MODULES = [m.name for m in pkgutil.walk_packages(dct_jax.__path__, 'dct_jax.')
@@ -54,3 +56,16 @@ def test_readme_program():
   assert done.returncode == 0, done.stderr
   losses = [float(x) for x in re.findall(r'loss (\S+)', done.stdout)]
   assert losses[-1] < 0.2 * losses[0], done.stdout
+
+
+def test_readme_program_for_slow_networks(tmp_path):
+  """The second Python block of the README is a whole program, too, for several processes."""
+  block = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S)[1]
+  (tmp_path / 'slow_network.py').write_text(block.replace(
+      'seconds=20', 'seconds=2').replace("'costs.json'", repr(str(tmp_path / 'costs.json'))))
+  out = io.StringIO()
+  code = launch.launch(['python', str(tmp_path / 'slow_network.py')], 2, timeout=200, output=out,
+                       environment={'PYTHONPATH': str(ROOT)})
+  assert code == 0, out.getvalue()
+  losses = [float(x) for x in re.findall(r'loss ([\d.]+)', out.getvalue())]
+  assert losses[-1] < 0.5 * losses[0], out.getvalue()

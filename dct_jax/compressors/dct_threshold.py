@@ -15,6 +15,7 @@ from dct_jax.kernels.select_twin import add_residual
 
 SELECTIONS = ('select', 'sort')
 _RETRY = -1.0  # a threshold that was due when the gradient was not finite
+SMOOTHING = 0.1  # of the running mean that `tracking` follows
 
 
 class DctThresholdState(NamedTuple):
@@ -22,6 +23,7 @@ class DctThresholdState(NamedTuple):
 
   step: jax.Array  # k of the paper, from 0
   tau: jax.Array  # float32[layers]; every worker has its own
+  usual: jax.Array  # float32[layers], with tracking: entries that pass over those wanted, a running mean
 
 
 def dct_threshold(
@@ -51,13 +53,10 @@ def dct_threshold(
     early_refresh: not in the paper. The first threshold is taken while the residual is still empty,
       so that later sums pass it 5 to 7 times too often until step L. With this, it is also
       renewed in steps 1, 2, 4, 8, ... below L.
-    tracking: not in the paper. Between renewals a layer's threshold follows the number c of entries
-      that passed it: it is multiplied by :math:`(c / k)^{tracking}` with k the wanted number, and c / k
-      cut to 1/2 and 2. 0 leaves
-      it alone, 0.1 keeps messages at their nominal size.
-    index_codec: how indices travel; `'auto'` takes the smallest.
-    value_codec: how values travel; with error feedback nothing is lost to a narrow one.
-    dense_below: layers with fewer entries travel whole.
+    tracking: not in the paper. Between renewals a layer's threshold follows the number of entries that
+      pass it: with r the running mean, over some ten steps, of that number over the wanted one, it is
+      multiplied by :math:`r^{tracking}` in each step. 0 leaves it alone, 0.1 keeps messages at their nominal
+      size.
 
   Returns:
     A `Compressor`. Wrap it with `error_feedback`.
@@ -85,7 +84,8 @@ def dct_threshold(
   form = stream.StreamFormat(index_codec, value_codec, dense_below)
 
   def init(layers):
-    return DctThresholdState(jnp.zeros((), jnp.int32), jnp.zeros(max(1, len(layers)), jnp.float32))
+    of_layers = lambda value: jnp.full(max(1, len(layers)), value, jnp.float32)
+    return DctThresholdState(jnp.zeros((), jnp.int32), of_layers(0), of_layers(1))
 
   def is_due(state):
     due = state.step % lifespan == 0
@@ -101,13 +101,16 @@ def dct_threshold(
     find = _sorted_threshold if selection == 'sort' else _selected_threshold
     tau = find(layers, residual, rank, state.tau, due & (quota.live != 0))
     selected = stream.pack(layers, residual, tau, None, quota, value_codec)
+    usual = state.usual
     if tracking:
       kept = jnp.array([x.size for x in layers], jnp.uint32) - rank + 1
       ratio = (selected.wanted_by_layer + 1).astype(jnp.float32) / (kept + 1).astype(jnp.float32)
-      # No faster, or residuals that reach the threshold together make it swing: all pass, then none.
-      tau = jnp.where(quota.live == 0, tau, tau * jnp.clip(ratio, 0.5, 2.0)**tracking)
+      # A mean over some steps: residuals that reach a threshold together come in waves, all, then none.
+      usual = jnp.where(due, 1.0, state.usual)
+      usual = jnp.where(quota.live == 0, usual, usual + SMOOTHING * (jnp.minimum(ratio, 8.0) - usual))
+      tau = jnp.where(quota.live == 0, tau, tau * jnp.clip(usual, 0.25, 4.0) ** tracking)
     missed = due & (quota.live == 0)
-    return selected, DctThresholdState(state.step + 1, jnp.where(missed, _RETRY, tau))
+    return selected, DctThresholdState(state.step + 1, jnp.where(missed, _RETRY, tau), usual)
 
   def nominal(layers):
     return sum(x.size + 1 - max(1, fraction.floor_once(x.size, sparsity)) for x in layers)
