@@ -74,7 +74,7 @@ def test_processes_equal_the_simulation_and_have_sent_what_they_say(tmp_path):
   # These costs ask for few bytes. The model leaves out the heads of frames (112 bytes to every other, twice
   # a step in a split), and with messages as small as these they can turn the order.
   heads = process.STEPS * 2 * (process.WORKERS - 1) * 112
-  # Doubling folds the third worker in: it sends little, others wait for it, and the mean says nothing about time.
+  # Doubling folds the third worker in: it sends little, others wait for it, and a mean says nothing about time.
   del sent['recursive_double']
   assert sent.pop('auto') <= min(sent.values()) + heads
 
