@@ -23,7 +23,7 @@ from timing import result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, train
-from dct_jax.collectives.costs import Instance, predict
+from dct_jax.collectives.costs import Instance, predict, random_union
 from dct_jax.netlab.calibrate import Probe, calibrate
 from dct_jax.transport.calls import ALGORITHMS, Settings
 
@@ -129,7 +129,8 @@ def worker():
     for density in map(float, DENSITIES.value):
       if kind != 'random' and (density < 1e-3 or density * workers > 0.5):
         continue  # bounds are for where bandwidth rules, and disjoint sets have to fit
-      union = size * {'random': 1 - (1 - density) ** workers, 'disjoint': workers * density}.get(kind, density)
+      union = {'random': random_union(size, density, workers),
+               'disjoint': size * workers * density}.get(kind, size * density)
       names = CONTENDERS if kind == 'random' else ('psum', 'dense', *SPARSE)
       times, count = bench.run(names, density, kind, seen)
       seconds = predict(costs, Instance(workers, size, count, union, dense_result=False))

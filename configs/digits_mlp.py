@@ -2,6 +2,8 @@
 
 import ml_collections
 
+from dct_jax.train import experiment
+
 
 def base():
   config = ml_collections.ConfigDict()
@@ -32,9 +34,4 @@ VARIANTS = {
 
 
 def get_config(variant: str = 'dct'):
-  if variant not in VARIANTS:
-    raise ValueError(f'variant must be one of {tuple(VARIANTS)}, got {variant=}')
-  config = base()
-  config.method = variant
-  config.update(VARIANTS[variant])
-  return config
+  return experiment.choose(base(), VARIANTS, variant)

@@ -2,6 +2,8 @@
 
 import ml_collections
 
+from dct_jax.train import experiment
+
 METHODS = ('auto', 'dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar')
 
 
@@ -28,8 +30,4 @@ def base():
 
 
 def get_config(variant: str = 'split_all_gather'):
-  if variant not in METHODS:
-    raise ValueError(f'variant must be one of {METHODS}, got {variant=}')
-  config = base()
-  config.method = variant
-  return config
+  return experiment.choose(base(), {name: {} for name in METHODS}, variant)

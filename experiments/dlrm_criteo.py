@@ -88,7 +88,7 @@ def train_one(config, workdir):
   synthetic = {} if config.data else {'rows': config.rows, 'test_rows': config.test_rows}
   sets = click_sets.load(config.data, config.cache, **synthetic)
   layout = embeddings.deal(sets.vocabularies, config.workers)
-  exchange = dct_jax.RowExchange(layout.slots, layout.begin, layout.place, 'data', codec=config.row_codec)
+  exchange = dct_jax.RowExchange(layout, 'data', codec=config.row_codec)
   row_optimizer = embeddings.make_optimizer(
       config.row_optimizer, config.row_learning_rate or config.learning_rate)
   tx = optax.chain(make_mean(config), optax.sgd(config.learning_rate))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from dct_jax import kernels
 from dct_jax.compressors import fraction
+from dct_jax.kernels import values
 
 MASKS = ('one', 'apart')
 VALUE_BYTES = {'float32': 4, 'float16': 2, 'int8': 1}
@@ -81,8 +82,9 @@ def crossing_bytes(mask: jax.Array, value_codec: str = 'float32') -> tuple[jax.A
   """
   width = mask.shape[-1]
   rows = mask.size // width
-  values = VALUE_BYTES[value_codec] * jnp.sum(mask, dtype=jnp.float32) + rows * SCALE_BYTES.get(value_codec, 0)
-  return values + rows * -(-width // 8), values
+  backward = VALUE_BYTES[value_codec] * jnp.sum(mask, dtype=jnp.float32)
+  backward += rows * SCALE_BYTES.get(value_codec, 0)
+  return backward + rows * -(-width // 8), backward
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -107,12 +109,10 @@ _boundary.defvjp(_forward, _backward)
 
 def _round(x, value_codec):
   """What the other side reads."""
-  if value_codec == 'float32':
-    return x
-  if value_codec == 'float16':
-    return x.astype(jnp.float16).astype(x.dtype)
-  scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
-  return jnp.where(scale > 0, jnp.round(x / jnp.where(scale > 0, scale, 1)) * scale, 0)
+  if value_codec == 'int8':
+    whole, scale = values.int8_rows(x)
+    return whole * scale
+  return values.round_trip(x, value_codec)
 
 
 class SparseBoundary(nn.Module):

@@ -47,6 +47,11 @@ class Instance(NamedTuple):
   delta: float = DELTA  # share of the coordinates beyond which a sum is dense, by the counts of its parts
 
 
+def random_union(size, density, workers):
+  """Coordinates that some worker has, when each has random ones."""
+  return size * (1 - (1 - density) ** workers)
+
+
 def index_bytes(count, size, xp=np):
   """Bytes of `count` sorted indices below `size`: Rice codes, or a bitmap when that is shorter."""
   gap = xp.log2(xp.maximum(size / xp.maximum(count, 1.0), 1.0))

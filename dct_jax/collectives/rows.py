@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from dct_jax import axes
+from dct_jax.kernels import values
 
 CODECS = ('float32', 'float16', 'int8')
 
@@ -24,18 +24,17 @@ class RowExchange:
   """Rows from their owners, and gradients to them, in all-to-alls: every row travels once each way.
 
   Args:
-    slots: int32[workers, slots], begin: int32[fields]: of a `models.embeddings.Layout`.
+    layout: a `models.embeddings.Layout`: `slots`, `begin` and `place`.
     axis_name: mapped axis of the workers; None for one worker that has all tables.
     codec: how rows and gradients travel: 'float32', 'float16', or 'int8' with a scale for each row.
   """
 
-  def __init__(self, slots: np.ndarray, begin: np.ndarray, place: np.ndarray, axis_name: str | None = 'data', *,
-               codec: str = 'float32'):
+  def __init__(self, layout: Any, axis_name: str | None = 'data', *, codec: str = 'float32'):
     if codec not in CODECS:
       raise ValueError(f'codec must be one of {CODECS}, got {codec=}')
-    if axis_name is None and len(slots) > 1:
-      raise ValueError(f'without an axis there is one worker, got slots of {len(slots)}')
-    self._slots, self._begin, self._place = slots, begin, place
+    if axis_name is None and len(layout.slots) > 1:
+      raise ValueError(f'without an axis there is one worker, got slots of {len(layout.slots)}')
+    self._slots, self._begin, self._place = layout.slots, layout.begin, layout.place
     self._axis, self._codec = axis_name, codec
 
   @property
@@ -88,16 +87,11 @@ class RowExchange:
     """All-to-all of float32[workers, ..., width] in the codec's bits: XLA widens narrow floats on the way."""
     if self._axis is None and self._codec == 'float32':
       return x
-    if self._codec == 'float32':
-      return _from_bits(self._swap(lax.bitcast_convert_type(x, jnp.uint32)), jnp.float32)
-    if self._codec == 'float16':
-      bits = lax.bitcast_convert_type(x.astype(jnp.float16), jnp.uint16)
-      return _from_bits(self._swap(bits), jnp.float16).astype(jnp.float32)
-    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
-    whole = jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
-    scale = _from_bits(self._swap(lax.bitcast_convert_type(scale, jnp.uint32)), jnp.float32)
-    return _from_bits(self._swap(lax.bitcast_convert_type(whole, jnp.uint8)), jnp.int8) * scale
+    if self._codec == 'int8':
+      whole, scale = (self._swap_bits(part) for part in values.int8_rows(x))
+      return whole * scale
+    return self._swap_bits(values.narrow(x, self._codec)).astype(jnp.float32)
 
-
-def _from_bits(bits, dtype):
-  return lax.bitcast_convert_type(bits, dtype)
+  def _swap_bits(self, x):
+    bits = jnp.dtype(f'uint{8 * x.dtype.itemsize}')
+    return lax.bitcast_convert_type(self._swap(lax.bitcast_convert_type(x, bits)), x.dtype)

@@ -11,7 +11,7 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.collectives.all_gather import check_size
-from dct_jax.collectives.costs import DELTA, Costs, Instance, predict
+from dct_jax.collectives.costs import DELTA, Costs, Instance, predict, random_union
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.transport.calls import ALGORITHMS, OPS, Settings
 
@@ -46,8 +46,7 @@ class Exchange:
 
   def __init__(self, size: int, axis_name: str, *, transport: Transport | None = None,
                algorithm: str = 'split_all_gather', op: str = 'sum', index_codec: str = 'auto',
-               delta: float = DELTA, bits: int = 0,
-               costs: Costs | None = None):
+               delta: float = DELTA, bits: int = 0, costs: Costs | None = None):
     if algorithm not in ('auto', *ALGORITHMS):
       raise ValueError(f"algorithm must be 'auto' or one of {ALGORITHMS}, got {algorithm=}")
     if algorithm == 'auto' and transport is not None and costs is None:
@@ -82,10 +81,11 @@ class Exchange:
 
   def chosen(self, capacity: int, workers: int) -> str:
     """The algorithm for streams of some capacity."""
-    if self.algorithm != 'auto' or self._costs is None:
-      return 'split_all_gather' if self.algorithm == 'auto' else self.algorithm
-    density = min(capacity / self.size, 1.0)
-    union = self.size * (1 - (1 - density) ** workers)
+    if self.algorithm != 'auto':
+      return self.algorithm
+    if self._costs is None:  # without a transport all sparse ones are the same
+      return 'split_all_gather'
+    union = random_union(self.size, min(capacity / self.size, 1.0), workers)
     seconds = predict(self._costs, Instance(workers, self.size, capacity, union, dense_result=False,
                                             delta=self._settings.delta))
     return ALGORITHMS[int(np.argmin(seconds))]

@@ -57,6 +57,9 @@ def dct_threshold(
       pass it: with r the running mean, over some ten steps, of that number over the wanted one, it is
       multiplied by :math:`r^{tracking}` in each step. 0 leaves it alone, 0.1 keeps messages at their nominal
       size.
+    index_codec: how indices travel; `'auto'` takes the smallest.
+    value_codec: how values travel; with error feedback nothing is lost to a narrow one.
+    dense_below: layers with fewer entries travel whole.
 
   Returns:
     A `Compressor`. Wrap it with `error_feedback`.

@@ -28,6 +28,12 @@ def round_trip(x: jax.Array, codec: str) -> jax.Array:
   return narrow(x, codec).astype(jnp.float32)
 
 
+def int8_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """int8 numbers and a scale for each row (the last axis), float32[..., 1]; their product is near `x`."""
+  scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
+  return jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8), scale
+
+
 def to_words(x: jax.Array, codec: str) -> jax.Array:
   """Packs a flat float32 array into uint32 words."""
   if codec == 'float32':

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dct_jax.collectives.costs import Costs, Instance, features
+from dct_jax.collectives.costs import Costs, Instance, features, random_union
 from dct_jax.transport.calls import ALGORITHMS
 
 TERMS = ('latency', 'bandwidth', 'work on entries', 'work on coordinates')
@@ -48,7 +48,7 @@ def advise(costs: Costs, *, parameters: int, sparsity: float, value_bits: int = 
       raise ValueError(f'{name} must be between 0 and 1, got {name}={x}')
   density = max(1 - sparsity, 1 / parameters)
   entries = parameters * density
-  independent = parameters * (1 - (1 - density) ** costs.workers)
+  independent = random_union(parameters, density, costs.workers)
   message = entries * (value_bits + np.log2(1 / density) + 1.6) / 8
   instance = Instance(costs.workers, parameters, entries, overlap * entries + (1 - overlap) * independent,
                       message, bits)

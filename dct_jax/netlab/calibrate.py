@@ -15,13 +15,13 @@ import scipy.optimize
 import tqdm
 from absl import logging
 
-from dct_jax.collectives.costs import DELTA, Costs, Instance, features
+from dct_jax.collectives.costs import DELTA, Costs, Instance, features, random_union
+from dct_jax.collectives.streams import DENSE_RESULTS
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.transport.calls import ALGORITHMS, Settings
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**23)
 DENSITIES = (3e-5, 3e-4, 3e-3, 0.03, 0.2, 0.5)
-DENSE_RESULT = ('dsar', 'dense')  # these have no other
 REPEATS = 3
 BYTE, COORDINATE = 1, 3  # columns of the costs
 PULL = 1.0  # as much as all exchanges that take about as long
@@ -167,7 +167,7 @@ def _instances(workers) -> Iterator[Instance]:
   for size, density in itertools.product(SIZES, DENSITIES):
     count = int(size * density)
     if count >= 4:
-      union = size * (1 - (1 - density) ** workers)
+      union = random_union(size, density, workers)
       for dense_result in (False, True):
         yield Instance(workers, size, count, union, dense_result=dense_result)
 
@@ -198,7 +198,7 @@ def _tasks(workers) -> list[tuple[str, Instance]]:
   tasks, seen = [], set()
   for instance in _instances(workers):
     for name in ALGORITHMS:
-      if name in DENSE_RESULT and (not instance.dense_result or (name, instance.size) in seen):
+      if name in DENSE_RESULTS and (not instance.dense_result or (name, instance.size) in seen):
         continue
       if name == 'dense':
         seen.add((name, instance.size))

@@ -8,6 +8,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from absl import app, flags, logging
@@ -90,6 +91,15 @@ def resume(checkpoints, params, opt_state, specs, mesh):
   if FLAGS.resume and checkpoints.latest() is not None:
     return checkpoints.restore(params, opt_state, specs, mesh)
   return params, opt_state, 0
+
+
+def choose(config: Any, variants: Mapping[str, Mapping[str, Any]], variant: str) -> Any:
+  """A configuration with what makes one variant differ; for `get_config` of a configuration file."""
+  if variant not in variants:
+    raise ValueError(f'variant must be one of {tuple(variants)}, got {variant=}')
+  config.method = variant
+  config.update(variants[variant])
+  return config
 
 
 def config_of(variant: str):

@@ -62,7 +62,7 @@ def test_rows_come_from_their_owners_and_gradients_go_to_them(workers, codec, er
   rng = np.random.default_rng(0)
   ids = np.stack([rng.integers(0, v, (workers, batch)) for v in VOCABULARIES], -1).astype(np.int32)
   gradients = rng.standard_normal((workers, batch, len(VOCABULARIES), width)).astype(np.float32)
-  exchange = RowExchange(layout.slots, layout.begin, layout.place, 'data', codec=codec)
+  exchange = RowExchange(layout, 'data', codec=codec)
 
   def both(part, categories, gradient):
     rows, asked = exchange.fetch(part, categories)
@@ -86,16 +86,16 @@ def test_rows_come_from_their_owners_and_gradients_go_to_them(workers, codec, er
 def test_one_worker_needs_no_axis_and_others_do():
   layout = embeddings.deal(VOCABULARIES)
   tables = embeddings.init_tables(jax.random.PRNGKey(0), layout, 4)
-  exchange = RowExchange(layout.slots, layout.begin, layout.place, None)
+  exchange = RowExchange(layout, None)
   ids = np.zeros((2, len(VOCABULARIES)), np.int32)
   rows, _ = exchange.fetch(tables, ids)
   np.testing.assert_array_equal(rows[0], np.stack([t[0] for t in field_tables(tables, layout)]))
   assert exchange.sent_bytes(2, 4) == 0
   several = embeddings.deal(VOCABULARIES, 2)
   with pytest.raises(ValueError, match='without an axis'):
-    RowExchange(several.slots, several.begin, several.place, None)
+    RowExchange(several, None)
   with pytest.raises(ValueError, match='codec'):
-    RowExchange(layout.slots, layout.begin, layout.place, codec='int4')
+    RowExchange(layout, codec='int4')
 
 
 def test_duplicates_add_up_and_what_is_left_is_no_row():

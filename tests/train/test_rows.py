@@ -32,7 +32,7 @@ class Setup:
   def __init__(self, workers, row_optimizer='row_adagrad', mean=None):
     self.mesh = dct_jax.make_mesh(workers)
     self.layout = embeddings.deal(VOCABULARIES, workers)
-    self.exchange = RowExchange(self.layout.slots, self.layout.begin, self.layout.place)
+    self.exchange = RowExchange(self.layout)
     optimizer = embeddings.make_optimizer(row_optimizer, 0.5)
     self.tx = optax.chain(mean or dct_jax.dense_mean('data'), optax.sgd(0.5))
     params = {'w': 0.1 * jnp.ones((len(VOCABULARIES), WIDTH)), 'v': jnp.zeros(3)}
