@@ -17,11 +17,12 @@ ALLOWED = {
     'compressors': {'axes', 'contract', 'kernels', 'wire'},
     'collectives': {'axes', 'contract', 'kernels', 'transport', 'wire'},
     'transforms': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives'},
-    'boundaries': {'axes', 'kernels', 'compressors'},
+    'boundaries': {'axes', 'kernels', 'compressors', 'transport', 'wire'},
     'data': set(),
     'models': {'collectives'},  # for the type of a stream; what communicates is passed in
     'netlab': {'train', 'collectives', 'transforms', 'transport'},
-    'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives', 'transforms'},
+    'train': {'axes', 'contract', 'kernels', 'wire', 'compressors', 'transport', 'collectives', 'transforms',
+              'boundaries'},
 }
 
 

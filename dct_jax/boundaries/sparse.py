@@ -14,7 +14,7 @@ from dct_jax.kernels import values
 
 MASKS = ('one', 'apart')
 VALUE_BYTES = {'float32': 4, 'float16': 2, 'int8': 1}
-SCALE_BYTES = {'int8': 4}  # a row's largest value
+SCALE_BYTES = 4
 
 
 def sparse_boundary(x: jax.Array, sparsity: float, *, value_codec: str = 'float32',
@@ -27,7 +27,8 @@ def sparse_boundary(x: jax.Array, sparsity: float, *, value_codec: str = 'float3
   Args:
     x: float32[..., d].
     sparsity: share of a row that stays behind, in (0, 1].
-    value_codec: how values cross, both ways: 'float32', 'float16' or 'int8' (with one scale a row).
+    value_codec: how values cross, both ways: 'float32', 'float16' (gradients with a scale for all of them) or
+      'int8' (with one scale a row).
     masks: 'one' for both passes, as in the paper; 'apart' lets the gradient choose its own largest entries, the
       naive way that the paper warns of.
 
@@ -82,37 +83,45 @@ def crossing_bytes(mask: jax.Array, value_codec: str = 'float32') -> tuple[jax.A
   """
   width = mask.shape[-1]
   rows = mask.size // width
-  backward = VALUE_BYTES[value_codec] * jnp.sum(mask, dtype=jnp.float32)
-  backward += rows * SCALE_BYTES.get(value_codec, 0)
-  return backward + rows * -(-width // 8), backward
+  crossing = VALUE_BYTES[value_codec] * jnp.sum(mask, dtype=jnp.float32)
+  crossing += rows * SCALE_BYTES * (value_codec == 'int8')
+  return crossing + rows * -(-width // 8), crossing + SCALE_BYTES * (value_codec == 'float16')
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _boundary(x, tau, sparsity, value_codec, masks):
-  return _round(jnp.where(row_mask(x, tau), x, 0), value_codec)
+  return widen(*narrow_activation(jnp.where(row_mask(x, tau), x, 0), value_codec))
 
 
 def _forward(x, tau, sparsity, value_codec, masks):
   mask = row_mask(x, tau)
-  return _round(jnp.where(mask, x, 0), value_codec), (mask, tau)
+  return widen(*narrow_activation(jnp.where(mask, x, 0), value_codec)), (mask, tau)
 
 
 def _backward(sparsity, value_codec, masks, kept, gradient):
   mask, tau = kept
   if masks == 'apart':
     mask = row_mask(gradient, row_threshold(gradient, sparsity))
-  return _round(jnp.where(mask, gradient, 0), value_codec), jnp.zeros_like(tau)
+  return widen(*narrow_gradient(jnp.where(mask, gradient, 0), value_codec)), jnp.zeros_like(tau)
 
 
 _boundary.defvjp(_forward, _backward)
 
 
-def _round(x, value_codec):
+def narrow_activation(x: jax.Array, value_codec: str) -> tuple[jax.Array, jax.Array | None]:
+  """What crosses of an activation: values in their codec's type, and what to multiply them with."""
+  return values.int8_rows(x) if value_codec == 'int8' else (values.narrow(x, value_codec), None)
+
+
+def narrow_gradient(x: jax.Array, value_codec: str) -> tuple[jax.Array, jax.Array | None]:
+  """The same of a gradient, which may be too small for a float16: the whole of it has a scale."""
+  return values.scaled(x, value_codec) if value_codec == 'float16' else narrow_activation(x, value_codec)
+
+
+def widen(x: jax.Array, scale: jax.Array | None) -> jax.Array:
   """What the other side reads."""
-  if value_codec == 'int8':
-    whole, scale = values.int8_rows(x)
-    return whole * scale
-  return values.round_trip(x, value_codec)
+  wide = x.astype(jnp.float32)
+  return wide if scale is None else wide * scale
 
 
 class SparseBoundary(nn.Module):

@@ -34,6 +34,13 @@ def int8_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8), scale
 
 
+def scaled(x: jax.Array, codec: str) -> tuple[jax.Array, jax.Array]:
+  """Values in the codec's type and one scale, a power of two: small numbers keep their bits."""
+  bits = lax.bitcast_convert_type(jnp.max(jnp.abs(x)), jnp.uint32) & jnp.uint32(0x7F800000)
+  scale = lax.bitcast_convert_type(jnp.where(bits > 0, bits, jnp.uint32(0x3F800000)), jnp.float32)
+  return narrow(x / scale, codec), scale.reshape((1,) * x.ndim)
+
+
 def to_words(x: jax.Array, codec: str) -> jax.Array:
   """Packs a flat float32 array into uint32 words."""
   if codec == 'float32':

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -40,42 +42,83 @@ class Dlrm(nn.Module):
   boundaries: Mapping[str, Boundary] | None = None
 
   @nn.compact
-  def __call__(self, dense, rows):
-    """Logits of clicks.
+  def __call__(self, x, rows, section=None):
+    """Logits of clicks; or what a section of the model makes of what comes before it.
 
     Args:
-      dense: float32[batch, features]; without features there is no bottom MLP.
-      rows: float32[batch, fields, width], from the tables.
+      x: float32[batch, features], the dense features; without features there is no bottom MLP. For a section,
+        what the one before it gives.
+      rows: float32[batch, fields, width], from the tables; unused by sections without the interaction.
+      section: from `sections`; all of the model unless given.
     """
-    self._check(dense, rows)
-    if dense.shape[-1]:
-      x = self._layers('bottom', dense, self.bottom, last_relu=True)
-      mixed = jnp.concatenate([x, interactions(jnp.concatenate([x[:, None], rows], axis=1))], axis=1)
-    else:
-      mixed = interactions(rows)
-    return self._layers('top', mixed, self.top, last_relu=False)[:, 0]
-
-  def _layers(self, name, x, widths, last_relu):
+    section = section or sections('', self.bottom if x.shape[-1] else (), self.top)[0]
+    self._check(section, rows)
     cuts = dict(self.boundaries or {})
-    for i, width in enumerate(widths, 1):
-      x = nn.Dense(width, kernel_init=_kernel, bias_init=_bias, name=f'{name}{i}')(x)
-      if i < len(widths) or last_relu:
+    for name, width in section.layers:
+      if name == 'top1':
+        x = _mix(x, rows)
+      x = nn.Dense(width, kernel_init=_kernel, bias_init=_bias, name=name)(x)
+      if name != f'top{len(self.top)}':
         x = nn.relu(x)
-      x = cuts.get(f'{name}{i}', lambda x: x)(x)
-    return x
+      x = cuts.get(name, lambda x: x)(x)
+    return x[:, 0] if section.is_last else x
 
-  def _check(self, dense, rows):
-    if dense.shape[-1] and self.bottom[-1] != rows.shape[-1]:
+  def _check(self, section, rows):
+    names = [name for name, _ in section.layers]
+    if {f'bottom{len(self.bottom)}', 'top1'} <= set(names) and self.bottom[-1] != rows.shape[-1]:
       raise ValueError(f'the bottom MLP ends with the width of the rows, got {self.bottom=} and {rows.shape=}')
-    places = split_names(self.bottom if dense.shape[-1] else (), self.top)
-    unknown = sorted(set(self.boundaries or {}) - set(places))
+    unknown = sorted(set(self.boundaries or {}) - set(names[:-1] if section.is_last else names))
     if unknown:
-      raise ValueError(f'boundaries are at {places}, got {unknown=}')
+      raise ValueError(f'boundaries are at {tuple(names)} but not the end, got {unknown=}')
+
+
+class Section(NamedTuple):
+  """Layers of a model between two cuts."""
+
+  layers: tuple[tuple[str, int], ...]  # names and widths
+  is_last: bool
+
+  @property
+  def has_rows(self) -> bool:
+    """Whether the interaction, and so the tables, are here."""
+    return 'top1' in dict(self.layers)
+
+  def params(self, whole: Mapping) -> dict:
+    """This section's part of a model's variables."""
+    return {'params': {name: whole['params'][name] for name, _ in self.layers}}
+
+
+def sections(splits: str, bottom: Sequence[int] = Dlrm.bottom, top: Sequence[int] = Dlrm.top) -> list[Section]:
+  """The model in pieces.
+
+  Args:
+    splits: names of places to cut it at, with commas and in order, as 'bottom2,top2'; nothing for one piece.
+    bottom: as of `Dlrm`; () for data without dense features.
+    top: as of `Dlrm`.
+
+  Raises:
+    ValueError: for a place that does not exist, or places out of order.
+  """
+  layers = [(f'bottom{i}', w) for i, w in enumerate(bottom, 1)] + [(f'top{i}', w) for i, w in enumerate(top, 1)]
+  places = split_names(bottom, top)
+  names = [name for name in splits.split(',') if name]
+  if [p for p in places if p in names] != names:
+    raise ValueError(f'a model is cut at some of {places}, in this order, got {splits=}')
+  ends = [places.index(name) + 1 for name in names]
+  edges = [0, *ends, len(layers)]
+  return [Section(tuple(layers[a:b]), b == len(layers)) for a, b in itertools.pairwise(edges)]
 
 
 def split_names(bottom: Sequence[int] = Dlrm.bottom, top: Sequence[int] = Dlrm.top) -> tuple[str, ...]:
   """The places where the model can be cut: after any layer but the last."""
   return (*(f'bottom{i}' for i in range(1, len(bottom) + 1)), *(f'top{i}' for i in range(1, len(top))))
+
+
+def _mix(x, rows):
+  """The input of the top MLP."""
+  if not x.shape[-1]:
+    return interactions(rows)
+  return jnp.concatenate([x, interactions(jnp.concatenate([x[:, None], rows], axis=1))], axis=1)
 
 
 def interactions(vectors: jax.Array) -> jax.Array:

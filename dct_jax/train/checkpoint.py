@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,12 +29,14 @@ class Checkpoints:
     config: what makes this run what it is, for `json.dumps`. Leave out the number of workers if
       it may change.
     keep: how many of the latest checkpoints stay.
+    processes: which ones have a part in it, if not all; those of one stage of a pipeline.
 
   Raises:
     ValueError: if the configuration is not JSON, or `keep` is less than 1.
   """
 
-  def __init__(self, directory: str | os.PathLike, config: Mapping[str, Any], keep: int = 3):
+  def __init__(self, directory: str | os.PathLike, config: Mapping[str, Any], keep: int = 3,
+               processes: Sequence[int] | None = None):
     if keep < 1:
       raise ValueError(f'keep must be at least 1, got {keep=}')
     try:
@@ -42,15 +44,30 @@ class Checkpoints:
     except TypeError as error:
       raise ValueError(f'config must be of JSON types, got {config=}') from error
     self.directory = os.path.abspath(directory)
-    self._keep = keep
+    self._keep, self._processes = keep, processes
     self._open: ocp.CheckpointManager | None = None
     self._saved: int | None = None
 
   def _manager(self):
     if self._open is None:
+      some: dict[str, Any] = {}
+      if self._processes is not None:
+        os.makedirs(self.directory, exist_ok=True)  # orbax makes it only for all processes together
+        some = {'create': False, 'multiprocessing_options': ocp.options.MultiprocessingOptions(
+            primary_host=min(self._processes), active_processes=set(self._processes),
+            barrier_sync_key_prefix=os.path.basename(self.directory))}
       self._open = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
-          max_to_keep=self._keep, enable_async_checkpointing=False))
+          max_to_keep=self._keep, enable_async_checkpointing=False, **some))
     return self._open
+
+  def steps(self) -> list[int]:
+    """Those that were saved and are still there."""
+    return sorted(self._manager().all_steps()) if os.path.isdir(self.directory) else []
+
+  def forget_after(self, step: int) -> None:
+    """Deletes what was saved after a step."""
+    for later in [s for s in self.steps() if s > step]:
+      self._manager().delete(later)
 
   def latest(self) -> int | None:
     """The last step that was saved; None if there is none."""
@@ -85,8 +102,7 @@ class Checkpoints:
 
   def totals(self, step: int) -> dict[str, int]:
     """Bytes until `step` as they were saved; empty if it was not."""
-    known = self._manager().all_steps() if os.path.isdir(self.directory) else []
-    return self._notes(step)['totals'] if step in known else {}
+    return self._notes(step)['totals'] if step in self.steps() else {}
 
   def restore(self, params: Any, opt_state: Any, specs: Any, mesh: Mesh, axis_name: str = 'data',
               step: int | None = None, conserve: str = 'sum') -> tuple[Any, Any, int]:
@@ -137,7 +153,7 @@ class Checkpoints:
     latest = self.latest()
     if latest is None:
       raise FileNotFoundError(f'there is no checkpoint in {self.directory}')
-    known = sorted(self._manager().all_steps())
+    known = self.steps()
     if step is not None and step not in known:
       raise FileNotFoundError(f'{self.directory} has checkpoints of steps {known}, got {step=}')
     return latest if step is None else step

@@ -11,14 +11,15 @@ from jax.experimental import multihost_utils
 
 
 def check_replicas(tree: Any) -> None:
-  """Compares a checksum of every replicated leaf over all processes.
+  """Compares a checksum of every replicated leaf over all processes that have it.
 
   Replicas that differ choose different branches of a `lax.switch` with collectives in it, which
   aborts or, worse, answers wrongly. So this runs at the start of training and after a restore; it
   reads each leaf once on the host and exchanges four bytes a leaf. All processes must call it.
 
   Args:
-    tree: arrays; those that are not fully replicated are left alone.
+    tree: arrays; those that are not fully replicated are left alone. Processes may have different trees, as
+      stages of a pipeline do: those are compared whose first leaves lie on the same devices.
 
   Raises:
     RuntimeError: if a leaf differs, on all processes alike.
@@ -29,8 +30,16 @@ def check_replicas(tree: Any) -> None:
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
             if isinstance(leaf, jax.Array) and leaf.is_fully_replicated]
   # The number of leaves goes first and alone: different lengths could not be gathered.
-  _compare(['the number of leaves'], _gather([len(leaves)]))
-  _compare([name for name, _ in leaves], _gather([_checksum(leaf) for _, leaf in leaves]))
+  first: Any = leaves[0][1].sharding.device_set if leaves else ()
+  group = min((d.id for d in first), default=0)
+  counts = _gather([group, len(leaves)])
+  sums = [_checksum(leaf) for _, leaf in leaves]
+  table = _gather(sums + [0] * (int(counts[:, 1].max()) - len(sums)))
+  for one in np.unique(counts[:, 0]):
+    here = counts[:, 0] == one
+    _compare(['the number of leaves'], counts[here, 1:])
+    names = [name for name, _ in leaves] if one == group else [f'leaf {i}' for i in range(table.shape[1])]
+    _compare(names, table[here])
 
 
 def _gather(numbers):

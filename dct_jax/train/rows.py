@@ -73,20 +73,27 @@ def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer
   def step(params, state, batch):
     rows, asked = exchange.fetch(state.tables, batch['categories'])
     (loss, aux), (grads, row_grads) = value_and_grad((params, rows), batch)
-    updates, inner = tx.update(grads, state.inner, params)
-    # As in a compressed mean: what is not a number never enters, and a step that it skips is skipped here, too.
-    good = (kernels.all_finite((row_grads,)).reshape(()) != 0) & (
-        steps.skipped_steps(inner) == steps.skipped_steps(state.inner))
-    ids, at_home = exchange.give_back(jnp.where(good, row_grads / exchange.workers, 0), asked)
-    tables, row_state = optimizer.update(state.tables, state.rows, ids, at_home)
-    sent = exchange.sent_bytes(rows.shape[0], rows.shape[2])
-    metrics = steps.metric_means({'loss': loss, **steps.check_aux(aux)}, mean) | steps.accounts(inner)
-    metrics |= {'row_bytes': jnp.float32(sent)}
-    return optax.apply_updates(params, updates), RowsState(inner, tables, row_state), metrics
+    params, state, account = update_all(tx, optimizer, exchange, params, state, grads, row_grads, asked)
+    metrics = steps.metric_means({'loss': loss, **steps.check_aux(aux)}, mean)
+    return params, state, metrics | account
 
   return jax.jit(
       jax.shard_map(step, mesh=mesh, in_specs=(whole, specs, shard), out_specs=(whole, specs, whole)),
       donate_argnums=(0, 1))
+
+
+def update_all(tx: optax.GradientTransformation, optimizer: Any, exchange: RowExchange, params: Any,
+               state: RowsState, grads: Any, row_grads: jax.Array, asked: Any) -> tuple[Any, RowsState, dict]:
+  """Parameters and tables after a step, from this worker's gradients; and what was sent for them."""
+  updates, inner = tx.update(grads, state.inner, params)
+  # As in a compressed mean: what is not a number never enters, and a step that it skips is skipped here, too.
+  good = (kernels.all_finite((row_grads,)).reshape(()) != 0) & (
+      steps.skipped_steps(inner) == steps.skipped_steps(state.inner))
+  ids, at_home = exchange.give_back(jnp.where(good, row_grads / exchange.workers, 0), asked)
+  tables, row_state = optimizer.update(state.tables, state.rows, ids, at_home)
+  sent = exchange.sent_bytes(row_grads.shape[0], row_grads.shape[2])
+  account = steps.accounts(inner) | {'row_bytes': jnp.float32(sent)}
+  return optax.apply_updates(params, updates), RowsState(inner, tables, row_state), account
 
 
 def make_row_predictor(apply_fn: Callable, exchange: RowExchange, mesh: Mesh,

@@ -16,21 +16,28 @@ from dct_jax.transforms.compressed_mean import CompressedMeanState
 from dct_jax.transforms.overlap import StaleMeanState
 
 
-def make_mesh(workers: int | None = None, axis_name: str = 'data') -> Mesh:
-  """A mesh of one axis over all processes' devices, with axes that accept unsharded inputs.
+def make_mesh(workers: int | None = None, axis_name: str = 'data', stages: int = 1) -> Mesh:
+  """A mesh over all processes' devices, with axes that accept unsharded inputs.
+
+  Args:
+    workers: that share the batch; as many as there are devices for unless given.
+    axis_name: their axis.
+    stages: of a pipeline; with more than one, the mesh has a second axis, 'stage', along which the devices of a
+      worker lie.
 
   Raises:
     ValueError: if there are not that many devices.
   """
   available = jax.device_count()
-  workers = available if workers is None else workers
-  if not 1 <= workers <= available:
+  workers = available // stages if workers is None else workers
+  if not 1 <= workers * stages <= available:
     raise ValueError(
-        f'{workers=} does not fit the {available} devices of the {jax.process_count()} processes here; start '
-        'more processes, or, for several devices in one process on a CPU, set '
-        f'jax.config.update("jax_num_cpu_devices", {workers}) before the first use of JAX')
-  return jax.make_mesh((workers,), (axis_name,), axis_types=(AxisType.Auto,),
-                       devices=jax.devices()[:workers])
+        f'{workers=} x {stages=} does not fit the {available} devices of the {jax.process_count()} processes '
+        'here; start more processes, or, for several devices in one process on a CPU, set '
+        f'jax.config.update("jax_num_cpu_devices", {workers * stages}) before the first use of JAX')
+  shape, names = ((workers, stages), (axis_name, 'stage')) if stages > 1 else ((workers,), (axis_name,))
+  return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape),
+                       devices=jax.devices()[:workers * stages])
 
 
 def local_value_and_grad(fun: Callable, axis_name: axes.AxisName, **kwargs) -> Callable:

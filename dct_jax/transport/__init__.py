@@ -8,6 +8,7 @@ from dct_jax.transport.calls import (
     wait_messages,
 )
 from dct_jax.transport.connect import Transport, connect, local_group
+from dct_jax.transport.links import Links, local_links, open_links
 
-__all__ = ['Transport', 'connect', 'gather_messages', 'local_group', 'reduce_messages', 'reduce_stream',
-           'start_messages', 'wait_messages']
+__all__ = ['Links', 'Transport', 'connect', 'gather_messages', 'local_group', 'local_links', 'open_links',
+           'reduce_messages', 'reduce_stream', 'start_messages', 'wait_messages']

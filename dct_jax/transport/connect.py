@@ -45,9 +45,13 @@ class Transport:
     self.rank, self.size, self._timeout = rank, size, timeout
     self._dial, self._channels = dial, []  # type: ignore[var-annotated]
 
+  def dial(self) -> tuple[list[int], list[str]]:
+    """New connections, and who is at their other ends, by worker; -1 for this one. All must do so together."""
+    return self._dial()
+
   def open(self) -> int:
     """Opens a channel; all workers must do so together. Returns its number in this process."""
-    sockets, names = self._dial()
+    sockets, names = self.dial()
     self._channels.append(native.module().open_channel(self.rank, sockets, names, float(self._timeout)))
     return self._channels[-1]
 

@@ -1,0 +1,75 @@
+"""Checkpoints of a training in stages: every stage has its own, and all go on from the same step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from dct_jax.train.checkpoint import Checkpoints
+
+SLOTS = 64  # steps that a process may tell the others of
+
+
+class StageCheckpoints:
+  """As `Checkpoints`, for parameters and state by stage.
+
+  A run can die after some stages have saved and before others have. So two checkpoints are kept at least, and
+  the latest is the latest that all stages have.
+
+  Args:
+    directory: each stage gets one in it.
+    config: as of `Checkpoints`.
+    meshes: by stage, of the stages here.
+    keep: as of `Checkpoints`, at least 2.
+  """
+
+  def __init__(self, directory: str | os.PathLike, config: Mapping[str, Any], meshes: Mapping[int, Mesh],
+               keep: int = 2):
+    self.directory, self.config = os.path.abspath(directory), config
+    several = jax.process_count() > 1
+    owners = {s: sorted({d.process_index for d in mesh.devices.flat}) if several else None
+              for s, mesh in meshes.items()}
+    self._stages = {s: Checkpoints(os.path.join(self.directory, f'stage{s}'), config, max(keep, 2), owners[s])
+                    for s in meshes}
+
+  def latest(self) -> int | None:
+    """The last step that all stages have saved; every process must ask."""
+    mine = [set(c.steps()) for c in self._stages.values()]
+    common = sorted(set.intersection(*mine))[-SLOTS:]
+    if jax.process_count() > 1:
+      told = np.array(common + [-1] * (SLOTS - len(common)), np.int64)
+      every = np.asarray(multihost_utils.process_allgather(told))
+      common = sorted(set.intersection(*(set(row.tolist()) for row in every)) - {-1})
+    return common[-1] if common else None
+
+  def save(self, step: int, params: dict, opt_state: dict, totals: Mapping[str, int] | None = None) -> None:
+    """Saves every stage of this process."""
+    for s, checkpoints in self._stages.items():
+      checkpoints.save(step, params[s], opt_state[s], totals)
+
+  def totals(self, step: int) -> dict[str, int]:
+    """Bytes until `step` as they were saved."""
+    return next(iter(self._stages.values())).totals(step)
+
+  def restore(self, params: dict, opt_state: dict, specs: dict,
+              meshes: Mapping[int, Mesh]) -> tuple[dict, dict, int]:
+    """Restores every stage of this process, all from the same step; what some have saved later is deleted.
+
+    Raises:
+      FileNotFoundError: if there is no step that all stages have.
+      ValueError: as of `Checkpoints.restore`.
+    """
+    step = self.latest()
+    if step is None:
+      raise FileNotFoundError(f'there is no checkpoint of all stages in {self.directory}')
+    params, opt_state = dict(params), dict(opt_state)
+    for s, checkpoints in self._stages.items():
+      params[s], opt_state[s], _ = checkpoints.restore(params[s], opt_state[s], specs[s], meshes[s], step=step)
+      checkpoints.forget_after(step)
+    return params, opt_state, step
