@@ -16,12 +16,15 @@ import dlrm_criteo
 from absl import app, flags, logging
 
 from dct_jax import train
+from dct_jax.data import click_sets
 from dct_jax.train import experiment
 
 TABLES = flags.DEFINE_list('tables', ['1', '2', '3'], 'Which of them.')
 SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'], 'Of parameters and the order of the data.')
 MEASURES = ('train_loss', 'train_accuracy', 'test_loss', 'test_accuracy', 'test_auc', 'test_ne')
-TWO, THREE, FOUR = 'bottom2', 'bottom2,top2', 'bottom1,bottom2,top1,top2'
+# Where a model of so many workers is cut; without dense features (Frappe) there is no bottom MLP.
+CUTS = {2: 'bottom2', 3: 'bottom2,top2', 5: 'bottom1,bottom2,top1,top2'}
+TOP_CUTS = {2: 'top2', 3: 'top1,top2', 4: 'top1,top2,top3'}
 
 
 def mp(sparsity, splits, **more):
@@ -32,15 +35,17 @@ def dp(sparsity):
   return {'dp_sparsity': sparsity, 'tracking': 0.0, 'value_codec': 'float32'}  # as in the paper
 
 
-# Rows by name -> what differs from the baseline. Those marked with a star are not in the paper's tables.
-ROWS = {
-    '1': {'baseline': {}}
-         | {f'{s:.0%}, 2 workers': mp(s, TWO) for s in (0.75, 0.9, 0.95, 0.98)}
-         | {f'{s:.0%}, 3 workers': mp(s, THREE) for s in (0.75, 0.9, 0.95)}
-         | {'75%, 5 workers *': mp(0.75, FOUR), '90%, 3 workers, masks apart *': mp(0.9, THREE, masks='apart')},
-    '2': {'baseline': {}} | {f'{s:.1%}': dp(s) for s in (0.75, 0.9, 0.95, 0.98, 0.995)},
-    '3': {'baseline': {}} | {f'{s:.0%}': mp(s, THREE) | dp(s) for s in (0.75, 0.9, 0.95)},
-}
+def rows_of(table, cuts):
+  """Rows by name -> what differs from the baseline. Those with a star are not in the paper's tables."""
+  most = max(cuts)
+  return {'baseline': {}} | {
+      '1': {f'{s:.0%}, 2 workers': mp(s, cuts[2]) for s in (0.75, 0.9, 0.95, 0.98)}
+           | {f'{s:.0%}, 3 workers': mp(s, cuts[3]) for s in (0.75, 0.9, 0.95)}
+           | {f'75%, {most} workers *': mp(0.75, cuts[most]),
+              '90%, 3 workers, masks apart *': mp(0.9, cuts[3], masks='apart')},
+      '2': {f'{s:.1%}': dp(s) for s in (0.75, 0.9, 0.95, 0.98, 0.995)},
+      '3': {f'{s:.0%}': mp(s, cuts[3]) | dp(s) for s in (0.75, 0.9, 0.95)},
+  }[table]
 
 
 def finished(config, directory):
@@ -59,10 +64,10 @@ def name_of(changes, seed):
   return '-'.join([*([f'{k}={v}' for k, v in sorted(changes.items())] or ['baseline']), seed])
 
 
-def run_all(workdir):
+def run_all(tables, workdir):
   """Every row of every table, all with the first seed, then all with the second, ...: name -> measures."""
   every = {name_of(changes, seed): (changes, seed) for seed in SEEDS.value
-           for table in TABLES.value for changes in ROWS[table].values()}
+           for rows in tables.values() for changes in rows.values()}
   found = {}
   for name, (changes, seed) in every.items():
     config = experiment.config_of('baseline')
@@ -86,12 +91,14 @@ def main(argv):
   os.environ.setdefault('DCT_JAX_LOCAL_DEVICES', str(config.workers))
   train.start(**train.flag_values())
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/dlrm_tables')
-  found = run_all(workdir)
-  for table in TABLES.value:
+  dense = not config.data or click_sets.load(config.data, config.cache).test.dense.shape[1]
+  tables = {table: rows_of(table, CUTS if dense else TOP_CUTS) for table in TABLES.value}
+  found = run_all(tables, workdir)
+  for table, rows in tables.items():
     print(f'\nTable {table}, mean ± standard deviation over seeds {", ".join(SEEDS.value)}\n')
     print('| | ' + ' | '.join(m.replace('_', ' ') for m in MEASURES) + ' | s |')
     print('|---' * (len(MEASURES) + 2) + '|')
-    for name, changes in ROWS[table].items():
+    for name, changes in rows.items():
       print(line(name, [found[name_of(changes, seed)] for seed in SEEDS.value]))
 
 
