@@ -25,10 +25,15 @@ def base():
   config.lifespan = 1000
   # Not in the paper: thresholds follow their counts, so that messages keep their size. 0 is as in the paper.
   config.tracking = 0.1
+  config.selection = 'select'
   config.value_codec = 'float16'
   config.mp_sparsity = 0.0  # of activations at the splits
   config.splits = ''  # where the model is cut, by names of models.dlrm.split_names, with commas
   config.masks = 'one'
+  # 1: cuts are inside of every worker, and what would cross them is counted. One more than there are splits:
+  # every section of the model is a process or device of its own, and activations travel.
+  config.stages = 1
+  config.microbatches = 1  # parts of a worker's examples that are on their way through the stages at once
   config.activation_codec = 'float32'
   config.evaluate_every = 250
   config.evaluated = 40_000  # rows of either set that losses are of

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dct_jax.train import replicas
 from dct_jax.train import reshard as resharding
+from dct_jax.train.local_arrays import LocalArrays, LocalRestore, LocalSave
 
 
 class Checkpoints:
@@ -45,19 +46,25 @@ class Checkpoints:
       raise ValueError(f'config must be of JSON types, got {config=}') from error
     self.directory = os.path.abspath(directory)
     self._keep, self._processes = keep, processes
+    self._alone = processes is not None and len(processes) == 1
     self._open: ocp.CheckpointManager | None = None
     self._saved: int | None = None
 
   def _manager(self):
     if self._open is None:
-      some: dict[str, Any] = {}
+      group, create = ocp.options.MultiprocessingOptions(), True
       if self._processes is not None:
         os.makedirs(self.directory, exist_ok=True)  # orbax makes it only for all processes together
-        some = {'create': False, 'multiprocessing_options': ocp.options.MultiprocessingOptions(
+        create = False
+        group = ocp.options.MultiprocessingOptions(
             primary_host=min(self._processes), active_processes=set(self._processes),
-            barrier_sync_key_prefix=os.path.basename(self.directory))}
-      self._open = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
-          max_to_keep=self._keep, enable_async_checkpointing=False, **some))
+            barrier_sync_key_prefix=os.path.basename(self.directory))
+      options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, enable_async_checkpointing=False,
+                                             create=create, multiprocessing_options=group)
+      arrays = ocp.StandardCheckpointHandler(multiprocessing_options=group)
+      handlers = {'arrays': LocalArrays() if self._alone else arrays,
+                  'notes': ocp.JsonCheckpointHandler(multiprocessing_options=group)}
+      self._open = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
     return self._open
 
   def steps(self) -> list[int]:
@@ -97,7 +104,7 @@ class Checkpoints:
     notes = {'step': step, 'workers': _workers(opt_state), 'config': self.config,
              'totals': dict(totals or {}), 'arrays': _describe(arrays)}
     self._manager().save(step, args=ocp.args.Composite(
-        arrays=ocp.args.StandardSave(arrays), notes=ocp.args.JsonSave(notes)))
+        arrays=(LocalSave if self._alone else ocp.args.StandardSave)(arrays), notes=ocp.args.JsonSave(notes)))
     self._saved = step
 
   def totals(self, step: int) -> dict[str, int]:
@@ -139,8 +146,11 @@ class Checkpoints:
     _compare_arrays(notes['arrays'], _describe(_named(params, opt_state)), own, old, new)
     moved = own if old != new else set()
     arrays = self._read(step, {
-        k: _target(notes['arrays'][k], None if k in moved else NamedSharding(mesh, spec))
+        k: _target(notes['arrays'][k], None if k in moved or self._alone else NamedSharding(mesh, spec))
         for k, spec in places.items()})
+    if self._alone:
+      own_places = {k: NamedSharding(mesh, places[k]) for k in arrays if k not in moved}
+      arrays |= {k: jax.device_put(arrays[k], place) for k, place in own_places.items()}
     rules = dict(zip(_named((), opt_state), resharding.rules(opt_state), strict=True))
     for k in moved:
       arrays[k] = _spread(arrays[k], old, new, NamedSharding(mesh, places[k]), rules[k], conserve)
@@ -162,7 +172,8 @@ class Checkpoints:
     return self._guarded(step, ocp.args.Composite(notes=ocp.args.JsonRestore())).notes
 
   def _read(self, step, targets):
-    restored = self._guarded(step, ocp.args.Composite(arrays=ocp.args.StandardRestore(targets)))
+    ask = LocalRestore if self._alone else ocp.args.StandardRestore
+    restored = self._guarded(step, ocp.args.Composite(arrays=ask(targets)))
     return {k: restored.arrays[k] for k in targets}
 
   def _guarded(self, step, args):

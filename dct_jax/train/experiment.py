@@ -65,7 +65,7 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     logging.set_verbosity(logging.WARNING)  # orbax tells much
     names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
     configs = {name: config_of(name) for name in names}
-    workers = configs[names[0]].workers
+    workers = configs[names[0]].workers * configs[names[0]].get('stages', 1)
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
     if FLAGS.launch == 'processes':
       again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']

@@ -170,7 +170,7 @@ class _Account:
       if name in scalars:
         self._add_total(f'total_{name}', scalars[name])
     if 'encoded_bytes' in scalars:
-      self._add_total('total_dense_bytes', self.dense)
+      self._add_total('total_dense_bytes', scalars.get('dense_bytes', self.dense))
     self.steps += 1
     return scalars
 

@@ -215,7 +215,8 @@ class Pipeline:
       else:
         params, state, account = rows.update_all(
             tx, tables.optimizer, tables.exchange, params, state, grads, own_grads, asked)
-      return params, state, steps.metric_means(scalars, mean) | account
+      others = (params, state.tables if tables is not None else ())
+      return params, state, steps.metric_means(scalars, mean, others) | account
 
     whole, shard = PartitionSpec(), PartitionSpec('data')
     placed = jax.shard_map(update, mesh=self.meshes[s], in_specs=(whole, specs, shard, shard, shard, shard),
@@ -237,6 +238,7 @@ class Pipeline:
     total = sum(metrics['size'] for metrics in by_stage)
     if 'density' in out:
       out['density'] = sum(metrics['density'] * metrics['size'] for metrics in by_stage) / total
+    out['dense_bytes'] = 4 * total  # of gradients: a process knows its own stages' parameters only
     del out['size']
     return {k: np.float64(v) for k, v in out.items()}
 

@@ -18,6 +18,7 @@ from dct_jax.transport import Transport, reduce_stream
 from dct_jax.transport.calls import ALGORITHMS, Settings
 
 BYTES = ('encoded_bytes', 'moved_bytes', 'sent_bytes', 'overflow_bytes')
+NEVER = 1.2345678e38  # adding up how often it occurs makes a dependency that XLA does not see through
 RESERVED = ('loss', *BYTES, 'density', 'nonfinite', 'drained')
 
 
@@ -58,7 +59,7 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
     value, grads = value_and_grad(params, batch)
     loss, aux = value if has_aux else (value, {})
     updates, new_state = tx.update(grads, opt_state, params)
-    metrics = metric_means({'loss': loss, **check_aux(aux)}, mean) | accounts(new_state)
+    metrics = metric_means({'loss': loss, **check_aux(aux)}, mean, updates) | accounts(new_state)
     return optax.apply_updates(params, updates), new_state, metrics
 
   return jax.jit(
@@ -155,12 +156,21 @@ def check_aux(aux: Any) -> dict:
   return aux
 
 
-def metric_means(scalars: dict, mean: Callable) -> dict:
-  """Means over workers in float32, whatever the type: a mean of integers would round."""
+def metric_means(scalars: dict, mean: Callable, last: Any = ()) -> dict:
+  """Means over workers in float32, whatever the type: a mean of integers would round.
+
+  Args:
+    scalars: by name.
+    mean: from `mean_over`.
+    last: what other exchanges of the same program give, which must come first. XLA keeps its own collectives in
+      one order on all workers, but knows nothing of a transport's: two workers that begin with different ones
+      wait for each other, if they have one thread.
+  """
   for name, x in scalars.items():
     if jnp.shape(x):
       raise ValueError(f'metrics must be scalars, got shape={jnp.shape(x)} for {name=}')
-  means = mean(jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars.values()]))
+  vector = jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars.values()])
+  means = mean(vector + sum(jnp.sum(x.reshape(-1)[:1] == NEVER) for x in jax.tree.leaves(last)))
   return dict(zip(scalars, means, strict=True))
 
 

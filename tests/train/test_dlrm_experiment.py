@@ -54,7 +54,25 @@ def test_processes_see_the_same_data_as_devices(tmp_path):
   assert measures(lines) == pytest.approx(measures(devices.stdout), abs=2e-5)
 
 
+def test_stages_in_processes_train_as_cuts_inside_a_device_and_go_on_where_they_stopped(tmp_path):
+  flags = ('--workers=1', '--method=mp2', '--mp_sparsity=0.9')
+  inside = run(*flags, '--steps=6', f'--workdir={tmp_path / "inside"}')
+  assert inside.returncode == 0, inside.stderr
+  stages = (*flags, '--stages=2', '--launch=processes', f'--workdir={tmp_path / "stages"}')
+  part = run(*stages, '--steps=3', '--evaluate_every=3')
+  assert part.returncode == 0, part.stdout + part.stderr
+  rest = run(*stages, '--steps=6', '--resume')
+  assert rest.returncode == 0, rest.stdout + rest.stderr
+  measures = lambda text: [float(x) for x in table(text)['mp2'][:5]]
+  lines = '\n'.join(line.removeprefix('[0] ') for line in rest.stdout.splitlines())
+  assert measures(lines) == pytest.approx(measures(inside.stdout), abs=2e-5)
+  cuts = [table(text.split('at the cuts')[1])['mp2'] for text in (lines, inside.stdout)]
+  forward = [float(row[0].replace(',', '')) for row in cuts]
+  assert forward[0] == pytest.approx(forward[1] + 12, abs=8)  # its shape, and a mask may have flipped
+
+
 @pytest.mark.parametrize(('flags', 'message'), [
+    (('--method=mp3', '--stages=2'), 'wants 1 splits'),
     (('--method=mp3', '--splits=bottom9'), 'boundaries are at'),
     (('--method=mp3', '--mp_sparsity=1.5'), 'sparsity must be in'),
     (('--method=baseline', '--data=nowhere.tsv'), "got data='nowhere.tsv'"),

@@ -1,0 +1,172 @@
+"""DLRM in the network lab: whole steps of several configurations in turns, with what they move and use.
+
+    python benchmarks/dlrm_lab.py                                    # hybrid on 2 x 2 hosts, 10 and 100 Mbit
+    python benchmarks/dlrm_lab.py --suite=lifespan --rates=100mbit   # Figure 7a of the DCT paper
+    python benchmarks/dlrm_lab.py --suite=sparsity --rates=100mbit   # Figure 7c
+
+`benchmarks/dlrm.py --lab` runs the first of these.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import jax
+import numpy as np
+from absl import app, flags
+from jax.experimental import multihost_utils
+from timing import result_in_lab, table
+
+from dct_jax import netlab, train
+from dct_jax.data import click_sets, clicks
+from dct_jax.train import experiment
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))
+import dlrm_criteo  # noqa: F401  (its flags)
+import dlrm_parallel
+
+SUITE = flags.DEFINE_enum('suite', 'hybrid', ['hybrid', 'headline', 'lifespan', 'sparsity'],
+                          'What is compared.')
+RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit'], 'Of every link.')
+BLOCK = flags.DEFINE_integer('block', 4, "Steps of one contender before it is the next one's turn; the first "
+                             'of them is not counted.')
+ROUNDS = flags.DEFINE_integer('rounds', 6, 'How often each has its turn.')
+WARM_UP = flags.DEFINE_integer('warm_up', 12, 'Steps of each before anything counts: residuals have to fill.')
+WORKER = flags.DEFINE_bool('worker', False, 'Set in the processes that it starts.')
+PACKET = 66  # bytes of a packet's headers: Ethernet, IP, TCP with time stamps
+
+COMPRESSED = {'dp_sparsity': 0.99, 'mp_sparsity': 0.9, 'activation_codec': 'float16', 'row_codec': 'float16'}
+
+
+def suite():
+  """Name -> settings that differ from the baseline of the DLRM experiment; workers and stages are alike."""
+  stages = {'workers': 2, 'stages': 2, 'splits': 'bottom2'}
+  workers = {'workers': 4}
+  dct = {'dp_sparsity': 0.95, 'tracking': 0.0, 'value_codec': 'float32'}
+  every = {
+      'hybrid': {'dense': stages, 'float16 dense rows': stages | {'row_codec': 'float16'},
+                 'DCT': stages | COMPRESSED,
+                 'DCT, int8 rows': stages | COMPRESSED | {'row_codec': 'int8'}},
+      'headline': {'dense': stages, 'DCT-DP 99%': stages | {'dp_sparsity': 0.99},
+                   'DCT-MP 90%': stages | {'mp_sparsity': 0.9}, 'both': stages | COMPRESSED},
+      'lifespan': {'dense': workers}
+                  | {'L = 1, copy and sort': workers | dct | {'lifespan': 1, 'selection': 'sort'}}
+                  | {f'L = {n}': workers | dct | {'lifespan': n} for n in (1, 10, 100, 1000, 10000)},
+      'sparsity': {'dense': workers} | {f'{s:.1%}': workers | dct | {'dp_sparsity': s}
+                                        for s in (0.75, 0.9, 0.95, 0.99, 0.995)}}
+  return every[SUITE.value]
+
+
+def interface():
+  """Bytes that this host has sent so far, with packets' headers and without; zeros outside a lab."""
+  counters = pathlib.Path('/sys/class/net/eth0/statistics')
+  if not counters.exists():
+    return np.zeros(2)
+  sent, packets = (int((counters / name).read_text()) for name in ('tx_bytes', 'tx_packets'))
+  return np.array([sent, sent - PACKET * packets])
+
+
+class Contender:
+  """A configuration that takes steps, and what was seen of them."""
+
+  def __init__(self, changes, sets):
+    self.config = experiment.config_of('baseline')
+    self.config.update(changes)
+    self.setup = dlrm_parallel.make(self.config, sets.test.dense.shape[1], sets.vocabularies)
+    self.params, self.state, _ = self.setup.state
+    mine, parts = self.setup.share
+    self.batches = clicks.batches(sets.train, self.config.batch, 0, process=mine, processes=parts)
+    self.times, self.metrics, self.network, self.busy = [], [], [], []
+
+  def step(self, timed):
+    batch, before, start = next(self.batches)._asdict(), interface(), time.perf_counter()
+    used = sum(os.times()[:2])
+    self.params, self.state, metrics = self.setup.step(self.params, self.state, batch)
+    metrics = {k: float(v) for k, v in metrics.items()}  # waits
+    if timed:
+      self.times.append(time.perf_counter() - start)
+      self.busy.append(sum(os.times()[:2]) - used)
+      self.metrics.append(metrics)
+      self.network.append(interface() - before)
+
+  def summary(self):
+    """Means over processes, of what each has seen."""
+    mean = lambda name: statistics.mean(m.get(name, 0.0) for m in self.metrics)
+    seconds = sum(self.times)
+    seen = np.array([statistics.median(self.times), sum(self.busy) / seconds, *np.mean(self.network, axis=0),
+                     np.sum(self.network, axis=0)[0] / seconds])
+    ms, busy, sent, payload, rate = np.mean(multihost_utils.process_allgather(seen).reshape(-1, 5), axis=0)
+    told = {k: mean(k) for k in ('sent_bytes', 'row_bytes', 'activation_forward_bytes', 'encoded_bytes', 'loss',
+                                 'activation_backward_bytes', 'activation_dense_bytes')}
+    seen = {'seconds': ms, 'busy': busy, 'interface_bytes': sent, 'payload_bytes': payload, 'rate': rate}
+    return told | {k: float(v) for k, v in seen.items()}
+
+
+def worker():
+  train.start(**train.flag_values())
+  sets = click_sets.load('', None, rows=40_000, test_rows=1_000)
+  group = {name: Contender(changes, sets) for name, changes in suite().items()}
+  for name, contender in group.items():
+    for _ in range(2 if name.startswith('dense') else WARM_UP.value):
+      contender.step(timed=False)
+  for _ in range(ROUNDS.value):
+    for contender in group.values():
+      for i in range(BLOCK.value):
+        contender.step(timed=i > 0)
+      time.sleep(0.2)  # what is still on its way must not meet the next one
+  found = {name: contender.summary() for name, contender in group.items()}
+  if jax.process_index() == 0:
+    print('RESULT ' + json.dumps(found), flush=True)
+
+
+def bits(rate):
+  """Bits a second of '100mbit', '1gbit'."""
+  number = rate.rstrip('abcdefghijklmnopqrstuvwxyz')
+  return float(number) * {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}[rate[len(number):]]
+
+
+def show(rate, found, hosts):
+  cores = os.cpu_count() or 1
+  first = next(iter(found.values()))['seconds']
+  rows = [('', 'ms a step', 'faster', 'gradients B', 'rows B', 'forward B', 'backward B', 'interface B a host',
+           'network', 'processors', 'loss')]
+  for name, f in found.items():
+    rows.append((name, f'{1e3 * f["seconds"]:.1f}', f'{first / f["seconds"]:.2f}', f'{f["sent_bytes"]:,.0f}',
+                 f'{f["row_bytes"]:,.0f}', f'{f["activation_forward_bytes"]:,.0f}',
+                 f'{f["activation_backward_bytes"]:,.0f}', f'{f["interface_bytes"]:,.0f}',
+                 f'{8 * f["rate"] / bits(rate):.0%}', f'{hosts * f["busy"] / cores:.0%}', f'{f["loss"]:.4f}'))
+  table(f'DLRM, {hosts} hosts, {rate}; bytes a step', rows)
+
+
+def in_the_lab(argv):
+  """All rates in one lab; returns what to print last."""
+  settings = next(iter(suite().values()))
+  hosts = settings['workers'] * settings.get('stages', 1)
+  command = [sys.executable, str(pathlib.Path(__file__).resolve()), '--worker', *argv]
+  out = {}
+  netlab.end_on_sigterm()
+  with netlab.Lab(hosts) as lab:
+    for rate in RATES.value:
+      lab.reshape(rate=rate)
+      result = result_in_lab(lab, command)
+      stolen = result.pop('stolen')
+      show(rate, result, hosts)
+      print(f'  others had {stolen:.0%} of the machine', flush=True)
+      seconds = {name: f['seconds'] for name, f in result.items()}
+      dense = seconds.pop('dense')
+      best = 'DCT' if 'DCT' in seconds else min(seconds, key=seconds.get)
+      out |= {f'{SUITE.value}_speedup_{rate}': round(dense / seconds[best], 2), f'stolen_{rate}': stolen}
+  return out
+
+
+def main(argv):
+  if WORKER.value:
+    return worker()
+  print(json.dumps(in_the_lab(sys.argv[1:])))
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,97 @@
+"""DLRM's training step for a configuration: every worker with the whole model, or a pipeline of stages."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import dct_jax
+from dct_jax import train
+from dct_jax.boundaries import Cut, chain
+from dct_jax.models import embeddings
+from dct_jax.models.dlrm import Dlrm, sections
+
+
+class Setup(NamedTuple):
+  """A training, in one piece or in stages."""
+
+  step: Callable  # (params, state, batch of this process) -> (params, state, metrics)
+  predict: Callable  # (params, state, batch that all processes have) -> logits
+  state: tuple  # parameters, state and its specs
+  meshes: Any
+  checkpoints: Callable  # (directory, configuration) -> what saves
+  share: tuple[int, int]  # which part of a batch this process wants, of how many
+
+
+def make(config, features, vocabularies):
+  """A `Setup` for rows of a data set with so many dense features and such vocabularies."""
+  layout = embeddings.deal(vocabularies, config.workers)
+  tables = train.Tables(dct_jax.RowExchange(layout, 'data', codec=config.row_codec), embeddings.make_optimizer(
+      config.row_optimizer, config.row_learning_rate or config.learning_rate))
+  key, width = jax.random.PRNGKey(config.seed), config.bottom[-1]
+  nothing = jnp.zeros((1, features)), jnp.zeros((1, len(vocabularies), width))
+  params = {'params': Dlrm(config.bottom, config.top).init(key, *nothing)['params']}
+  first_tables = lambda: embeddings.init_tables(key, layout, width)
+  if config.stages == 1:
+    return in_one_piece(config, params, tables, first_tables)
+  return in_stages(config, params, tables, first_tables, sections(
+      config.splits, config.bottom if features else (), config.top))
+
+
+def make_optimizer(config, transport=None):
+  if not config.dp_sparsity:
+    mean = dct_jax.dense_mean('data')
+  else:
+    collective = None if transport is None else dct_jax.all_gather(transport=transport)
+    mean = dct_jax.dct_dp(config.dp_sparsity, config.lifespan, 'data', tracking=config.tracking,
+                          selection=config.selection, value_codec=config.value_codec, collective=collective)
+  return optax.chain(mean, optax.sgd(config.learning_rate))
+
+
+def click_loss(logits, batch):
+  return optax.sigmoid_binary_cross_entropy(logits, batch['label']).mean()
+
+
+def in_one_piece(config, params, tables, first_tables):
+  """Every worker has the whole model, and cuts are inside of it."""
+  mesh = dct_jax.make_mesh(config.workers)
+  cut = lambda: dct_jax.SparseBoundary(config.mp_sparsity, config.activation_codec, config.masks)
+  model = Dlrm(config.bottom, config.top, {name: cut() for name in config.splits.split(',') if name})
+
+  def loss_fn(params, rows, batch):
+    logits, state = model.apply(params, batch['dense'], rows, mutable=['traffic'])
+    cuts = jax.tree.leaves(state.get('traffic', {}), is_leaf=lambda x: 'dense_bytes' in x)
+    total = lambda name: sum((cut[name] for cut in cuts), jnp.float32(0))
+    names = ('forward_bytes', 'backward_bytes', 'dense_bytes')
+    return click_loss(logits, batch), {f'activation_{name}': total(name) for name in names}
+
+  tx = make_optimizer(config)
+  params, state, specs = dct_jax.init(tx, params, mesh)
+  state, specs = train.init_rows(tables.optimizer, first_tables(), state, specs, mesh)
+  step = train.make_row_step(loss_fn, tx, tables.optimizer, tables.exchange, mesh, specs)
+  predict = train.make_row_predictor(lambda p, rows, b: model.apply(p, b['dense'], rows), tables.exchange, mesh)
+  return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
+               lambda p, s, batch: predict(p, s, train.share_batch(batch, mesh)), (params, state, specs), mesh,
+               partial(train.Checkpoints, keep=1), (jax.process_index(), jax.process_count()))
+
+
+def in_stages(config, params, tables, first_tables, parts):
+  """Every worker of the mesh's axis 'data' has several along 'stage', with one section of the model each."""
+  if len(parts) != config.stages or config.masks != 'one':
+    raise ValueError(f'--stages={config.stages} wants {config.stages - 1} splits and one mask for both passes, '
+                     f'got {config.splits=} and {config.masks=}')
+  mesh, model = dct_jax.make_mesh(config.workers, stages=config.stages), Dlrm(config.bottom, config.top)
+  transport = dct_jax.connect(mesh, 'data') if jax.process_count() > 1 else None
+  section = lambda part: lambda p, rows, x, b: model.apply(p, b['dense'] if x is None else x, rows, part)
+  stages = chain([section(part) for part in parts], Cut(config.mp_sparsity, config.activation_codec),
+                 lambda logits, batch: (click_loss(logits, batch), {}))
+  home = [part.has_rows for part in parts].index(True)
+  pipeline = train.Pipeline(stages, mesh, lambda s: make_optimizer(config, transport), {home: tables},
+                            microbatches=config.microbatches, transport=transport)
+  placed = pipeline.init(lambda s: parts[s].params(params), lambda s: first_tables())
+  mine = (pipeline.shares[0], config.workers) if jax.process_count() > 1 else (0, 1)
+  return Setup(pipeline.step, pipeline.predict, placed, pipeline.meshes,
+               partial(train.StageCheckpoints, meshes=pipeline.meshes), mine)
