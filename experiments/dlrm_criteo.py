@@ -82,7 +82,7 @@ def make_evaluate(config, model, exchange, sets, mesh):
   return evaluate
 
 
-def train_one(config, workdir):
+def train_one(config, workdir, evaluation=make_evaluate):
   """Trains with one method; everything worth keeping is in `workdir` afterwards."""
   mesh, model = dct_jax.make_mesh(config.workers), make_model(config)
   synthetic = {} if config.data else {'rows': config.rows, 'test_rows': config.test_rows}
@@ -108,7 +108,7 @@ def train_one(config, workdir):
   with train.MetricsWriter(workdir) as writer:
     train.run(step, params, state, batches, steps=config.steps, start=start, metrics=writer,
               examples=config.batch, checkpoints=checkpoints, show=('test_auc',),
-              evaluate=make_evaluate(config, model, exchange, sets, mesh),
+              evaluate=evaluation(config, model, exchange, sets, mesh),
               evaluate_every=config.evaluate_every)
 
 

@@ -1,0 +1,119 @@
+"""Figures 2 and 5 of the DCT paper on click data: thresholds of gradients and of activations during training.
+
+    python experiments/dlrm_figures.py --workdir=runs/figures       # pictures, and numbers in JSON
+
+Runs that are in the work directory already are not repeated.
+"""
+
+import functools
+import json
+import pathlib
+
+import dlrm_criteo
+import jax
+import jax.numpy as jnp
+import matplotlib.figure
+import numpy as np
+from absl import app, flags
+
+import dct_jax
+from dct_jax import train
+from dct_jax.data import clicks
+from dct_jax.train import experiment, report
+
+GRADIENTS = flags.DEFINE_list('gradients', ['0.75', '0.9', '0.95', '0.98', '0.995'], 'Sparsities of Figure 2.')
+ACTIVATIONS = flags.DEFINE_list('activations', ['0.75', '0.9', '0.95'], 'Sparsities of Figure 5.')
+LAYER = flags.DEFINE_string('layer', 'top1', 'Whose kernel Figure 2 is about.')
+WINDOW = flags.DEFINE_integer('window', 100, 'Steps of the running mean, which ends with the step in question.')
+PLACES, ROWS = ('bottom2', 'top2'), 1024  # of Figure 5: the cuts of all runs, and rows that a mean is of
+
+
+def gradient_thresholds(config, *_):
+  """(params, state) -> every worker's threshold of every kernel in the last step, from DCT-DP's own state."""
+
+  def evaluate(params, state):
+    taus = np.asarray(state.inner[0].compressor.tau).reshape(config.workers, -1)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    least = sorted(x.size for _, x in leaves)[-taus.shape[1]]  # smaller ones travel whole, without a threshold
+    names = [path[-2].key for path, x in leaves if x.size >= least]
+    return {f'{name}/{i}': tau for i, row in enumerate(taus) for name, tau in zip(names, row, strict=True)}
+
+  return evaluate
+
+
+def activation_thresholds(config, model, exchange, sets, mesh):
+  """(params, state) -> mean thresholds over the same rows of the training set, by cut and sparsity."""
+  batch = train.share_batch(clicks.in_order(sets.train, ROWS, mesh.size)[0]._asdict(), mesh)
+
+  def means(sparsity, params, rows, batch):
+    cuts = {place: dct_jax.SparseBoundary(config.mp_sparsity, watch=sparsity) for place in PLACES}
+    _, state = model.clone(boundaries=cuts).apply(params, batch['dense'], rows, mutable=['traffic'])
+    found = jnp.stack([state['traffic'][f'boundaries_{place}']['threshold'] for place in PLACES])
+    return jnp.broadcast_to(found, (len(rows), len(PLACES)))  # a predictor answers for each row
+
+  predictors = {s: train.make_row_predictor(functools.partial(means, s), exchange, mesh)
+                for s in ([config.mp_sparsity] if config.mp_sparsity else map(float, ACTIVATIONS.value))}
+
+  return lambda params, state: {
+      f'{place}/{s}': tau for s, predict in predictors.items()
+      for place, tau in zip(PLACES, predict(params, state, batch).mean(axis=0), strict=True)}
+
+
+def watched(workdir, name, evaluation, **changes):
+  """What a run's evaluations have found, by name, with `step`; from its log, or a new run."""
+  config = experiment.config_of('baseline')
+  config.update(changes)
+  train_one = functools.partial(dlrm_criteo.train_one, evaluation=evaluation)
+  lines = experiment.once(train_one, config, workdir / name)
+  return {k: np.array(v) for k, v in report.evaluations(lines).items()}
+
+
+def figure2(workdir, axes):
+  """Thresholds of one worker and their running means. Numbers are of all workers, where the window is full."""
+  found, n = {}, WINDOW.value
+  for s in map(float, GRADIENTS.value):
+    # With a lifespan of 1, Algorithm 1 chooses a threshold in each step, from gradients with error feedback.
+    run = watched(workdir, f'gradients-{s}', gradient_thresholds, dp_sparsity=s, lifespan=1, tracking=0.0,
+                  value_codec='float32', evaluate_every=1)
+    taus = np.array([tau for name, tau in run.items() if name.startswith(f'{LAYER.value}/')])
+    means = np.array([np.convolve(tau, np.ones(n) / n, 'valid') for tau in taus])
+    apart = np.abs(taus[:, n - 1:] / means - 1)
+    line, = axes.plot(run['step'], taus[0], alpha=0.35, linewidth=0.6)
+    axes.plot(run['step'][n - 1:], means[0], color=line.get_color(), label=f'{s:.1%}')
+    found[f'{s:.1%}'] = {'largest': apart.max(), 'usual': np.median(apart), 'means': [*means[0, [0, -1]]]}
+  axes.set(xlabel='iteration', ylabel=f'threshold of the gradient of {LAYER.value}', yscale='log')
+  axes.legend(title='sparsity')
+  return found
+
+
+def figure5(workdir, *panels):
+  """A panel for each cut; dotted with DCT-MP."""
+  run = lambda s: watched(workdir, f'activations-{s}', activation_thresholds, mp_sparsity=s,
+                          splits=','.join(PLACES), evaluate_every=10)
+  dense, found = run(0.0), {}
+  for s in map(float, ACTIVATIONS.value):
+    sparse = run(s)
+    for place, axes in zip(PLACES, panels, strict=True):
+      without, applied = (r[f'{place}/{s}'] for r in (dense, sparse))
+      line, = axes.plot(dense['step'], without, label=f'{s:.0%}')
+      axes.plot(sparse['step'], applied, color=line.get_color(), linestyle='dotted', label=f'{s:.0%}, DCT-MP')
+      found[f'{place}, {s:.0%}'] = {'without': [*without[[0, -1]]], 'with': [*applied[[0, -1]]]}
+      axes.set(title=f'after {place}', xlabel='iteration', ylabel='mean threshold of a row', ylim=(0, None))
+  panels[-1].legend()
+  return found
+
+
+def main(argv):
+  del argv
+  experiment.begin(experiment.config_of('baseline').workers)
+  workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/dlrm_figures')
+  for name, draw, panels in [('2', figure2, 1), ('5', figure5, len(PLACES))]:
+    figure = matplotlib.figure.Figure(figsize=(2 + 4 * panels, 4), layout='constrained', dpi=110)
+    numbers = json.dumps(draw(workdir, *figure.subplots(1, panels, squeeze=False)[0]), indent=2)
+    figure.savefig(workdir / f'figure{name}.png')
+    (workdir / f'figure{name}.json').write_text(numbers + '\n')
+    print(f'Figure {name}: {numbers}')
+
+
+if __name__ == '__main__':
+  app.run(main)
