@@ -1,13 +1,11 @@
 """Figures 2 and 5 of the DCT paper on click data: thresholds of gradients and of activations during training.
 
-    python experiments/dlrm_figures.py --workdir=runs/figures       # pictures, and numbers in JSON
-
-Runs that are in the work directory already are not repeated.
+    python experiments/dlrm_figures.py --workdir=runs/figures    # runs that are there are not repeated
 """
 
-import functools
 import json
 import pathlib
+from functools import partial
 
 import dlrm_criteo
 import jax
@@ -51,8 +49,8 @@ def activation_thresholds(config, model, exchange, sets, mesh):
     found = jnp.stack([state['traffic'][f'boundaries_{place}']['threshold'] for place in PLACES])
     return jnp.broadcast_to(found, (len(rows), len(PLACES)))  # a predictor answers for each row
 
-  predictors = {s: train.make_row_predictor(functools.partial(means, s), exchange, mesh)
-                for s in ([config.mp_sparsity] if config.mp_sparsity else map(float, ACTIVATIONS.value))}
+  sparsities = [config.mp_sparsity] if config.mp_sparsity else map(float, ACTIVATIONS.value)
+  predictors = {s: train.make_row_predictor(partial(means, s), exchange, mesh) for s in sparsities}
 
   return lambda params, state: {
       f'{place}/{s}': tau for s, predict in predictors.items()
@@ -63,24 +61,24 @@ def watched(workdir, name, evaluation, **changes):
   """What a run's evaluations have found, by name, with `step`; from its log, or a new run."""
   config = experiment.config_of('baseline')
   config.update(changes)
-  train_one = functools.partial(dlrm_criteo.train_one, evaluation=evaluation)
-  lines = experiment.once(train_one, config, workdir / name)
+  lines = experiment.once(partial(dlrm_criteo.train_one, evaluation=evaluation), config, workdir / name)
   return {k: np.array(v) for k, v in report.evaluations(lines).items()}
 
 
 def figure2(workdir, axes):
-  """Thresholds of one worker and their running means. Numbers are of all workers, where the window is full."""
+  """Thresholds of one worker and their running means; and deviations from these, of all workers."""
   found, n = {}, WINDOW.value
   for s in map(float, GRADIENTS.value):
     # With a lifespan of 1, Algorithm 1 chooses a threshold in each step, from gradients with error feedback.
     run = watched(workdir, f'gradients-{s}', gradient_thresholds, dp_sparsity=s, lifespan=1, tracking=0.0,
                   value_codec='float32', evaluate_every=1)
     taus = np.array([tau for name, tau in run.items() if name.startswith(f'{LAYER.value}/')])
-    means = np.array([np.convolve(tau, np.ones(n) / n, 'valid') for tau in taus])
+    means = np.lib.stride_tricks.sliding_window_view(taus, n, axis=1).mean(axis=-1)
     apart = np.abs(taus[:, n - 1:] / means - 1)
     line, = axes.plot(run['step'], taus[0], alpha=0.35, linewidth=0.6)
     axes.plot(run['step'][n - 1:], means[0], color=line.get_color(), label=f'{s:.1%}')
-    found[f'{s:.1%}'] = {'largest': apart.max(), 'usual': np.median(apart), 'means': [*means[0, [0, -1]]]}
+    found[f'{s:.1%}'] = {'largest': apart.max(), 'median': np.median(apart),
+                         'largest, later half': apart[:, apart.shape[1] // 2:].max()}
   axes.set(xlabel='iteration', ylabel=f'threshold of the gradient of {LAYER.value}', yscale='log')
   axes.legend(title='sparsity')
   return found
@@ -103,15 +101,16 @@ def figure5(workdir, *panels):
   return found
 
 
-def main(argv):
-  del argv
+def main(_):
   experiment.begin(experiment.config_of('baseline').workers)
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/dlrm_figures')
-  for name, draw, panels in [('2', figure2, 1), ('5', figure5, len(PLACES))]:
+  for name, draw, panels, chosen in [(2, figure2, 1, GRADIENTS), (5, figure5, len(PLACES), ACTIVATIONS)]:
+    if not chosen.value:
+      continue
     figure = matplotlib.figure.Figure(figsize=(2 + 4 * panels, 4), layout='constrained', dpi=110)
     numbers = json.dumps(draw(workdir, *figure.subplots(1, panels, squeeze=False)[0]), indent=2)
     figure.savefig(workdir / f'figure{name}.png')
-    (workdir / f'figure{name}.json').write_text(numbers + '\n')
+    (workdir / f'figure{name}.json').write_text(numbers)
     print(f'Figure {name}: {numbers}')
 
 
