@@ -80,7 +80,7 @@ def figure2(workdir, axes):
     found[f'{s:.1%}'] = {'largest': apart.max(), 'median': np.median(apart),
                          'largest, later half': apart[:, apart.shape[1] // 2:].max()}
   axes.set(xlabel='iteration', ylabel=f'threshold of the gradient of {LAYER.value}', yscale='log')
-  axes.legend(title='sparsity')
+  axes.legend(title='sparsity', loc='lower right')
   return found
 
 
@@ -96,8 +96,9 @@ def figure5(workdir, *panels):
       line, = axes.plot(dense['step'], without, label=f'{s:.0%}')
       axes.plot(sparse['step'], applied, color=line.get_color(), linestyle='dotted', label=f'{s:.0%}, DCT-MP')
       found[f'{place}, {s:.0%}'] = {'without': [*without[[0, -1]]], 'with': [*applied[[0, -1]]]}
-      axes.set(title=f'after {place}', xlabel='iteration', ylabel='mean threshold of a row', ylim=(0, None))
-  panels[-1].legend()
+  for place, axes in zip(PLACES, panels, strict=True):
+    axes.set(title=f'after {place}', xlabel='iteration', ylabel='mean threshold of a row', ylim=(0, None))
+  panels[0].legend(ncols=3, loc='lower center', fontsize='small')
   return found
 
 
