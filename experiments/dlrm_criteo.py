@@ -82,8 +82,8 @@ def make_evaluate(config, model, exchange, sets, mesh):
   return evaluate
 
 
-def train_one(config, workdir, evaluation=make_evaluate):
-  """Trains with one method; everything worth keeping is in `workdir` afterwards."""
+def train_one(config, workdir, evaluation=None):
+  """Trains with one method, into `workdir`; `evaluation` makes another `evaluate`, from config and sets."""
   mesh, model = dct_jax.make_mesh(config.workers), make_model(config)
   synthetic = {} if config.data else {'rows': config.rows, 'test_rows': config.test_rows}
   sets = click_sets.load(config.data, config.cache, **synthetic)
@@ -105,11 +105,11 @@ def train_one(config, workdir, evaluation=make_evaluate):
   mine = {'process': jax.process_index(), 'processes': jax.process_count()}
   batches = (train.shard_batch(b._asdict(), mesh)
              for b in clicks.batches(sets.train, config.batch, config.seed, step=start, **mine))
+  evaluate = evaluation(config, sets) if evaluation else make_evaluate(config, model, exchange, sets, mesh)
   with train.MetricsWriter(workdir) as writer:
     train.run(step, params, state, batches, steps=config.steps, start=start, metrics=writer,
               examples=config.batch, checkpoints=checkpoints, show=('test_auc',),
-              evaluate=evaluation(config, model, exchange, sets, mesh),
-              evaluate_every=config.evaluate_every)
+              evaluate=evaluate, evaluate_every=config.evaluate_every)
 
 
 if __name__ == '__main__':

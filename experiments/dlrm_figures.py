@@ -8,53 +8,18 @@ import pathlib
 from functools import partial
 
 import dlrm_criteo
-import jax
-import jax.numpy as jnp
+import dlrm_thresholds
 import matplotlib.figure
 import numpy as np
 from absl import app, flags
 
-import dct_jax
-from dct_jax import train
-from dct_jax.data import clicks
 from dct_jax.train import experiment, report
 
 GRADIENTS = flags.DEFINE_list('gradients', ['0.75', '0.9', '0.95', '0.98', '0.995'], 'Sparsities of Figure 2.')
 ACTIVATIONS = flags.DEFINE_list('activations', ['0.75', '0.9', '0.95'], 'Sparsities of Figure 5.')
 LAYER = flags.DEFINE_string('layer', 'top1', 'Whose kernel Figure 2 is about.')
 WINDOW = flags.DEFINE_integer('window', 100, 'Steps of the running mean, which ends with the step in question.')
-PLACES, ROWS = ('bottom2', 'top2'), 1024  # of Figure 5: the cuts of all runs, and rows that a mean is of
-
-
-def gradient_thresholds(config, *_):
-  """(params, state) -> every worker's threshold of every kernel in the last step, from DCT-DP's own state."""
-
-  def evaluate(params, state):
-    taus = np.asarray(state.inner[0].compressor.tau).reshape(config.workers, -1)
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    least = sorted(x.size for _, x in leaves)[-taus.shape[1]]  # smaller ones travel whole, without a threshold
-    names = [path[-2].key for path, x in leaves if x.size >= least]
-    return {f'{name}/{i}': tau for i, row in enumerate(taus) for name, tau in zip(names, row, strict=True)}
-
-  return evaluate
-
-
-def activation_thresholds(config, model, exchange, sets, mesh):
-  """(params, state) -> mean thresholds over the same rows of the training set, by cut and sparsity."""
-  batch = train.share_batch(clicks.in_order(sets.train, ROWS, mesh.size)[0]._asdict(), mesh)
-
-  def means(sparsity, params, rows, batch):
-    cuts = {place: dct_jax.SparseBoundary(config.mp_sparsity, watch=sparsity) for place in PLACES}
-    _, state = model.clone(boundaries=cuts).apply(params, batch['dense'], rows, mutable=['traffic'])
-    found = jnp.stack([state['traffic'][f'boundaries_{place}']['threshold'] for place in PLACES])
-    return jnp.broadcast_to(found, (len(rows), len(PLACES)))  # a predictor answers for each row
-
-  sparsities = [config.mp_sparsity] if config.mp_sparsity else map(float, ACTIVATIONS.value)
-  predictors = {s: train.make_row_predictor(partial(means, s), exchange, mesh) for s in sparsities}
-
-  return lambda params, state: {
-      f'{place}/{s}': tau for s, predict in predictors.items()
-      for place, tau in zip(PLACES, predict(params, state, batch).mean(axis=0), strict=True)}
+PLACES = ('bottom2', 'top2')  # the cuts of Figure 5, both in each run
 
 
 def watched(workdir, name, evaluation, **changes):
@@ -70,8 +35,8 @@ def figure2(workdir, axes):
   found, n = {}, WINDOW.value
   for s in map(float, GRADIENTS.value):
     # With a lifespan of 1, Algorithm 1 chooses a threshold in each step, from gradients with error feedback.
-    run = watched(workdir, f'gradients-{s}', gradient_thresholds, dp_sparsity=s, lifespan=1, tracking=0.0,
-                  value_codec='float32', evaluate_every=1)
+    run = watched(workdir, f'gradients-{s}', dlrm_thresholds.of_gradients, dp_sparsity=s, lifespan=1,
+                  tracking=0.0, value_codec='float32', evaluate_every=1)
     taus = np.array([tau for name, tau in run.items() if name.startswith(f'{LAYER.value}/')])
     means = np.lib.stride_tricks.sliding_window_view(taus, n, axis=1).mean(axis=-1)
     apart = np.abs(taus[:, n - 1:] / means - 1)
@@ -86,11 +51,13 @@ def figure2(workdir, axes):
 
 def figure5(workdir, *panels):
   """A panel for each cut; dotted with DCT-MP."""
-  run = lambda s: watched(workdir, f'activations-{s}', activation_thresholds, mp_sparsity=s,
-                          splits=','.join(PLACES), evaluate_every=10)
-  dense, found = run(0.0), {}
-  for s in map(float, ACTIVATIONS.value):
-    sparse = run(s)
+  sparsities = list(map(float, ACTIVATIONS.value))
+  watch = partial(dlrm_thresholds.of_activations, sparsities=sparsities)
+  run = lambda name, s: watched(workdir, f'activations-{name}', watch, mp_sparsity=s, splits=','.join(PLACES),
+                                evaluate_every=10)
+  dense, found = run('dense-' + '-'.join(ACTIVATIONS.value), 0.0), {}
+  for s in sparsities:
+    sparse = run(s, s)
     for place, axes in zip(PLACES, panels, strict=True):
       without, applied = (r[f'{place}/{s}'] for r in (dense, sparse))
       line, = axes.plot(dense['step'], without, label=f'{s:.0%}')
