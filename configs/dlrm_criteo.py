@@ -49,6 +49,9 @@ VARIANTS = {
     'hybrid': {'dp_sparsity': 0.99, 'splits': THREE, 'mp_sparsity': 0.9},
     # The paper warns of it: activations and gradients each choose their own largest entries.
     'naive': {'splits': THREE, 'mp_sparsity': 0.9, 'masks': 'apart'},
+    # In the form of the paper's production model: many layers to cut between. Table 5 of dlrm_tables.py.
+    'wide': {'bottom': (512,) * 6 + (16,), 'top': (512,) * 6 + (1,), 'workers': 2, 'learning_rate': 0.3,
+             'steps': 1000},
     'dp_paper': {'dp_sparsity': 0.99, 'tracking': 0.0, 'value_codec': 'float32'},
 }
 

@@ -57,8 +57,8 @@ def make_evaluate(config, predict, sets):
   return evaluate
 
 
-def train_one(config, workdir):
-  """Trains with one method; everything worth keeping is in `workdir` afterwards."""
+def train_one(config, workdir, evaluation=None):
+  """Trains with one method, into `workdir`; `evaluation` makes another `evaluate`, from config and sets."""
   synthetic = {} if config.data else {'rows': config.rows, 'test_rows': config.test_rows}
   sets = click_sets.load(config.data, config.cache, **synthetic)
   setup = dlrm_parallel.make(config, sets.test.dense.shape[1], sets.vocabularies)
@@ -68,10 +68,11 @@ def train_one(config, workdir):
   params, state, start = experiment.resume(checkpoints, *setup.state, setup.meshes)
   mine, parts = setup.share
   rows = clicks.batches(sets.train, config.batch, config.seed, step=start, process=mine, processes=parts)
+  evaluate = evaluation(config, sets) if evaluation else make_evaluate(config, setup.predict, sets)
   with train.MetricsWriter(workdir) as writer:
     train.run(setup.step, params, state, (b._asdict() for b in rows), steps=config.steps, start=start,
               metrics=writer, examples=config.batch, checkpoints=checkpoints, show=('test_auc',),
-              evaluate=make_evaluate(config, setup.predict, sets), evaluate_every=config.evaluate_every)
+              evaluate=evaluate, evaluate_every=config.evaluate_every)
 
 
 if __name__ == '__main__':

@@ -62,7 +62,6 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
       raise app.UsageError(f'there are only flags, got {argv[1:]}')
     if FLAGS.resume and not FLAGS.workdir:
       raise app.UsageError('--resume needs the --workdir of the run to resume')
-    logging.set_verbosity(logging.WARNING)  # orbax tells much
     names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
     configs = {name: config_of(name) for name in names}
     workers = configs[names[0]].workers * configs[names[0]].get('stages', 1)
@@ -70,8 +69,7 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     if FLAGS.launch == 'processes':
       again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
       return launch.launch(again, workers)
-    os.environ.setdefault('DCT_JAX_LOCAL_DEVICES', str(workers))  # unless a launcher knows better
-    distributed.start(**distributed.flag_values())
+    begin(workers)
     for name, config in configs.items():
       train_one(config, workdir / name)
     if jax.process_index() == 0:
@@ -86,11 +84,35 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
   return run
 
 
+def begin(workers: int) -> None:
+  """Starts this process, with a device for each worker unless a launcher knows better."""
+  logging.set_verbosity(logging.WARNING)  # orbax tells much
+  os.environ.setdefault('DCT_JAX_LOCAL_DEVICES', str(workers))
+  distributed.start(**distributed.flag_values())
+
+
 def resume(checkpoints, params, opt_state, specs, mesh):
   """What --resume asks for: parameters, state and step of the newest checkpoint, or those given and 0."""
   if FLAGS.resume and checkpoints.latest() is not None:
     return checkpoints.restore(params, opt_state, specs, mesh)
   return params, opt_state, 0
+
+
+def once(train_one: Callable, config: Any, directory: pathlib.Path) -> list[dict[str, float]]:
+  """The log of one of many runs, which is made unless it is there: a stopped series goes on where it was.
+
+  Args:
+    train_one: as of `main`; a run that was stopped in between begins anew.
+    config: with `steps`. It is the caller's that other settings get another directory.
+    directory: of this run. `seconds` is written beside its log.
+  """
+  lines = read_metrics(directory) if (directory / 'metrics.jsonl').exists() else []
+  if not lines or lines[-1]['step'] < config.steps:
+    started = time.monotonic()
+    train_one(config, directory)
+    (directory / 'seconds').write_text(f'{time.monotonic() - started:.1f}')
+    lines = read_metrics(directory)
+  return lines
 
 
 def choose(config: Any, variants: Mapping[str, Mapping[str, Any]], variant: str) -> Any:

@@ -76,7 +76,7 @@ def run(
     evaluate: (params, opt_state) -> dict of scalars, logged as `eval/name`.
     evaluate_every: steps between evaluations; None evaluates at the end only.
     examples: in a step, of all workers together, for `examples_per_second`.
-    show: names of evaluated scalars that the bar shows, as of the last evaluation.
+    show: names of evaluated scalars that the bar shows, as of the last evaluation, if it had them.
     stop_on_nan: whether a loss that is NaN is an error, unless its gradient was caught and skipped
       (`nonfinite='skip'` of a compressed mean); the tenth such step in a row is one, too.
 
@@ -117,7 +117,7 @@ def run(
       extra = {}
       if evaluate is not None and due(evaluate_every):
         extra = {f'eval/{k}': float(v) for k, v in jax.device_get(evaluate(params, opt_state)).items()}
-        bar.evaluated = {k: f'{extra["eval/" + k]:.4f}' for k in show}
+        bar.evaluated = {k: f'{extra["eval/" + k]:.4f}' for k in show if f'eval/{k}' in extra}
       if extra or due(log_every):
         history.append({'step': at} | scalars | account.line() | extra)
         if metrics is not None:

@@ -83,6 +83,17 @@ def activation_table(histories: Histories) -> str:
   return _aligned(rows)
 
 
+def evaluations(history: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+  """What `evaluate` said during a run, by name, and `step`: columns to draw.
+
+  Args:
+    history: as `run` or `read_metrics` return it; lines without an evaluation are skipped.
+  """
+  names = [key for key in history[-1] if key.startswith('eval/')]
+  lines = [line for line in history if all(name in line for name in names)]
+  return {key.removeprefix('eval/'): [line[key] for line in lines] for key in ('step', *names)}
+
+
 def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_loss',
          label: str = 'training loss') -> None:
   """Draws a metric against steps and against bytes that a worker has sent (needs matplotlib).

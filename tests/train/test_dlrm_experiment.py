@@ -1,5 +1,6 @@
-"""`experiments/dlrm_criteo.py` from its command line, for a few steps."""
+"""`experiments/dlrm_criteo.py` and what is built on it from their command lines, for a few steps."""
 
+import json
 import os
 import pathlib
 import re
@@ -13,9 +14,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 SMALL = ('--rows=600', '--test_rows=200', '--batch=32', '--evaluated=100', '--evaluate_every=4')
 
 
-def run(*arguments):
+def run(*arguments, name='dlrm_criteo'):
   return subprocess.run(
-      [sys.executable, str(ROOT / 'experiments/dlrm_criteo.py'), *SMALL, *arguments], capture_output=True,
+      [sys.executable, str(ROOT / f'experiments/{name}.py'), *SMALL, *arguments], capture_output=True,
       text=True, env=os.environ | {'PYTHONPATH': str(ROOT)}, timeout=240, check=False)
 
 
@@ -69,6 +70,20 @@ def test_stages_in_processes_train_as_cuts_inside_a_device_and_go_on_where_they_
   cuts = [table(text.split('at the cuts')[1])['mp2'] for text in (lines, inside.stdout)]
   forward = [float(row[0].replace(',', '')) for row in cuts]
   assert forward[0] == pytest.approx(forward[1] + 12, abs=8)  # its shape, and a mask may have flipped
+
+
+def test_figures_of_thresholds(tmp_path):
+  flags = ('--workers=2', '--gradients=0.95', '--activations=0.9', f'--workdir={tmp_path}')
+  done = run(*flags, '--steps=8', '--window=4', name='dlrm_figures')
+  assert done.returncode == 0, done.stderr
+  gradients, activations = (json.loads((tmp_path / f'figure{n}.json').read_text()) for n in (2, 5))
+  assert list(gradients) == ['95.0%'] and 0 < gradients['95.0%']['largest'] < 1
+  assert set(activations) == {'bottom2, 90%', 'top2, 90%'}
+  without, applied = activations['bottom2, 90%']['without'], activations['bottom2, 90%']['with']
+  assert without == pytest.approx(applied, rel=0.1)  # eight steps do not change much
+  assert all((tmp_path / f'figure{n}.png').stat().st_size > 10_000 for n in (2, 5))
+  again = run(*flags, '--steps=8', '--window=4', name='dlrm_figures')
+  assert again.stdout == done.stdout and 'step/s' not in again.stderr  # nothing was left to do
 
 
 @pytest.mark.parametrize(('flags', 'message'), [

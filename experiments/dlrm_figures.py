@@ -1,0 +1,86 @@
+"""Figures 2 and 5 of the DCT paper on click data: thresholds of gradients and of activations during training.
+
+    python experiments/dlrm_figures.py --workdir=runs/figures    # runs that are there are not repeated
+"""
+
+import json
+import pathlib
+from functools import partial
+
+import dlrm_criteo
+import dlrm_thresholds
+import matplotlib.figure
+import numpy as np
+from absl import app, flags
+
+from dct_jax.train import experiment, report
+
+GRADIENTS = flags.DEFINE_list('gradients', ['0.75', '0.9', '0.95', '0.98', '0.995'], 'Sparsities of Figure 2.')
+ACTIVATIONS = flags.DEFINE_list('activations', ['0.75', '0.9', '0.95'], 'Sparsities of Figure 5.')
+LAYER = flags.DEFINE_string('layer', 'top1', 'Whose kernel Figure 2 is about.')
+WINDOW = flags.DEFINE_integer('window', 100, 'Steps of the running mean, which ends with the step in question.')
+PLACES = ('bottom2', 'top2')  # the cuts of Figure 5, both in each run
+
+
+def watched(workdir, name, evaluation, **changes):
+  """What a run's evaluations have found, by name, with `step`; from its log, or a new run."""
+  config = experiment.config_of('baseline')
+  config.update(changes)
+  lines = experiment.once(partial(dlrm_criteo.train_one, evaluation=evaluation), config, workdir / name)
+  return {k: np.array(v) for k, v in report.evaluations(lines).items()}
+
+
+def figure2(workdir, axes):
+  """Thresholds of one worker and their running means; and deviations from these, of all workers."""
+  found, n = {}, WINDOW.value
+  for s in map(float, GRADIENTS.value):
+    # With a lifespan of 1, Algorithm 1 chooses a threshold in each step, from gradients with error feedback.
+    run = watched(workdir, f'gradients-{s}', dlrm_thresholds.of_gradients, dp_sparsity=s, lifespan=1,
+                  tracking=0.0, value_codec='float32', evaluate_every=1)
+    taus = np.array([tau for name, tau in run.items() if name.startswith(f'{LAYER.value}/')])
+    means = np.lib.stride_tricks.sliding_window_view(taus, n, axis=1).mean(axis=-1)
+    apart = np.abs(taus[:, n - 1:] / means - 1)
+    line, = axes.plot(run['step'], taus[0], alpha=0.35, linewidth=0.6)
+    axes.plot(run['step'][n - 1:], means[0], color=line.get_color(), label=f'{s:.1%}')
+    found[f'{s:.1%}'] = {'largest': apart.max(), 'median': np.median(apart),
+                         'largest, later half': apart[:, apart.shape[1] // 2:].max()}
+  axes.set(xlabel='iteration', ylabel=f'threshold of the gradient of {LAYER.value}', yscale='log')
+  axes.legend(title='sparsity', loc='lower right')
+  return found
+
+
+def figure5(workdir, *panels):
+  """A panel for each cut; dotted with DCT-MP."""
+  sparsities = list(map(float, ACTIVATIONS.value))
+  watch = partial(dlrm_thresholds.of_activations, sparsities=sparsities)
+  run = lambda name, s: watched(workdir, f'activations-{name}', watch, mp_sparsity=s, splits=','.join(PLACES),
+                                evaluate_every=10)
+  dense, found = run('dense-' + '-'.join(ACTIVATIONS.value), 0.0), {}
+  for s in sparsities:
+    sparse = run(s, s)
+    for place, axes in zip(PLACES, panels, strict=True):
+      without, applied = (r[f'{place}/{s}'] for r in (dense, sparse))
+      line, = axes.plot(dense['step'], without, label=f'{s:.0%}')
+      axes.plot(sparse['step'], applied, color=line.get_color(), linestyle='dotted', label=f'{s:.0%}, DCT-MP')
+      found[f'{place}, {s:.0%}'] = {'without': [*without[[0, -1]]], 'with': [*applied[[0, -1]]]}
+  for place, axes in zip(PLACES, panels, strict=True):
+    axes.set(title=f'after {place}', xlabel='iteration', ylabel='mean threshold of a row', ylim=(0, None))
+  panels[0].legend(ncols=3, loc='lower center', fontsize='small')
+  return found
+
+
+def main(_):
+  experiment.begin(experiment.config_of('baseline').workers)
+  workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/dlrm_figures')
+  for name, draw, panels, chosen in [(2, figure2, 1, GRADIENTS), (5, figure5, len(PLACES), ACTIVATIONS)]:
+    if not chosen.value:
+      continue
+    figure = matplotlib.figure.Figure(figsize=(2 + 4 * panels, 4), layout='constrained', dpi=110)
+    numbers = json.dumps(draw(workdir, *figure.subplots(1, panels, squeeze=False)[0]), indent=2)
+    figure.savefig(workdir / f'figure{name}.png')
+    (workdir / f'figure{name}.json').write_text(numbers)
+    print(f'Figure {name}: {numbers}')
+
+
+if __name__ == '__main__':
+  app.run(main)
