@@ -48,7 +48,7 @@ def rows_of(table, cuts):
               '90%, 3 workers, masks apart *': mp(0.9, cuts[3], masks='apart')},
       '2': {f'{s:.1%}': dp(s) for s in (0.75, 0.9, 0.95, 0.98, 0.995)},
       '3': {f'{s:.0%}': mp(s, cuts[3]) | dp(s) for s in (0.75, 0.9, 0.95)},
-      '7': {f'95%, L = {n}': dp(0.95) | ({'lifespan': n} if n != 1000 else {}) for n in (1, 10, 100, 1000, 10000)},
+      '7': {f'95%, L = {n}': dp(0.95) | ({} if n == 1000 else {'lifespan': n}) for n in (1, 10, 100, 1000, 10000)},
   }[table]
 
 
