@@ -38,6 +38,7 @@ def dp(sparsity):
 def rows_of(table, cuts):
   """Rows by name -> what differs from the baseline. Those with a star are not in the paper's tables."""
   most, wide = max(cuts), {'method': 'wide'}
+  lifespans = {n: {} if n == 1000 else {'lifespan': n} for n in (1, 10, 100, 1000, 10000)}
   if table == '5':
     return {'baseline': wide} | {f'{s:.0%}, 12 cuts': wide | mp(s, WIDE_CUTS) for s in (0.75, 0.9, 0.95)} | {
         '90%, 12 cuts, and gradients at 99%': wide | mp(0.9, WIDE_CUTS) | dp(0.99)}
@@ -48,7 +49,7 @@ def rows_of(table, cuts):
               '90%, 3 workers, masks apart *': mp(0.9, cuts[3], masks='apart')},
       '2': {f'{s:.1%}': dp(s) for s in (0.75, 0.9, 0.95, 0.98, 0.995)},
       '3': {f'{s:.0%}': mp(s, cuts[3]) | dp(s) for s in (0.75, 0.9, 0.95)},
-      '7': {f'95%, L = {n}': dp(0.95) | ({} if n == 1000 else {'lifespan': n}) for n in (1, 10, 100, 1000, 10000)},
+      '7': {f'95%, L = {n}': dp(0.95) | more for n, more in lifespans.items()},
   }[table]
 
 
