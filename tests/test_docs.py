@@ -30,6 +30,20 @@ def test_there_are_examples():
   assert count > 20
 
 
+def test_the_program_in_stages(tmp_path):
+  """The README's pipeline learns, and what crosses is a small part of what would."""
+  block = re.search(r'```python\n(# stages.py.*?)```', (ROOT / 'README.md').read_text(), re.S).group(1)
+  (tmp_path / 'stages.py').write_text(block)
+  lines = io.StringIO()
+  code = launch.launch(['python', str(tmp_path / 'stages.py')], 4, timeout=300, output=lines)
+  assert code == 0, lines.getvalue()
+  found = [[float(x.replace(',', '')) for x in m] for m in re.findall(
+      r'loss ([\d.]+), ([\d,]+) of ([\d,]+) bytes forward, ([\d,]+) of', lines.getvalue())]
+  (first, *_), (last, forward, dense, gradients) = found[0], found[-1]
+  assert last < 0.6 * first, lines.getvalue()
+  assert forward < dense / 7 and gradients < 4 * (64 * 512 + 512) / 20
+
+
 def test_the_compressor_that_contributing_adds():
   """The example in CONTRIBUTING.md works as printed, and keeps the first law."""
   import textwrap
@@ -59,8 +73,8 @@ def test_readme_program():
 
 
 def test_readme_program_for_slow_networks(tmp_path):
-  """The second Python block of the README is a whole program, too, for several processes."""
-  block = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S)[1]
+  """The last Python block of the README is a whole program, too, for several processes."""
+  block = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S)[-1]
   (tmp_path / 'slow_network.py').write_text(block.replace(
       'seconds=20', 'seconds=2').replace("'costs.json'", repr(str(tmp_path / 'costs.json'))))
   out = io.StringIO()

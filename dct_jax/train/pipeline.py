@@ -81,7 +81,8 @@ class Pipeline:
     every = [local_links(self.size) for _ in range(self.workers)]
     return {(d, s): every[d][s] for d in range(self.workers) for s in range(self.size)}
 
-  def init(self, params: Callable[[int], Any], tables: Callable[[int], jax.Array]) -> tuple[dict, dict, dict]:
+  def init(self, params: Callable[[int], Any],
+           tables: Callable[[int], jax.Array] | None = None) -> tuple[dict, dict, dict]:
     """Places what this process's stages have.
 
     Args:
@@ -95,6 +96,7 @@ class Pipeline:
     for s, mesh in self.meshes.items():
       here, state, specs = init(self.tx[s], params(s), mesh)
       if s in self.tables:
+        assert tables is not None, 'a stage with tables needs their first values'
         state, specs = rows.init_rows(self.tables[s].optimizer, tables(s), state, specs, mesh)
       placed[s] = here, state, specs
       self._fetch[s], self._update[s] = self._make_fetch(s), self._make_update(s, specs)
