@@ -1,5 +1,7 @@
 """Hybrid training on a (data, stage) mesh equals training with the same cuts inside every device."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,3 +134,43 @@ def test_what_cannot_work_is_refused():
     Pipeline(stages, dct_jax.make_mesh(2, stages=2), lambda s: make_mean(0))
   with pytest.raises(ValueError, match='sparsity'):
     Stage(lambda *x: x, (Cut(1.5),)).check()
+
+
+def test_a_run_that_died_while_it_saved_goes_on_with_the_same_bits(tmp_path):
+  """Stage 0 has saved step 4, stage 1 and 2 have not: all go on from step 2."""
+  both = Both(2, dp=0.9)
+  batches = list(make_batches(5))
+
+  def go(params, state, first, last, checkpoints=None):
+    losses = []
+    for step in range(first, last):
+      params, state, metrics = both.pipeline.step(params, state, batches[step])
+      losses.append(metrics['loss'])
+      if checkpoints is not None and step % 2:
+        checkpoints.save(step + 1, params, state, {'total': step + 1})
+    return params, state, losses
+
+  params, state, specs = both.in_stages()
+  kept = train.StageCheckpoints(tmp_path, {'a': 1}, both.pipeline.meshes)
+  params, state, losses = go(params, state, 0, 5, kept)
+  assert kept.latest() == 4
+  for stage in (1, 2):
+    shutil.rmtree(tmp_path / f'stage{stage}/4')
+
+  fresh, other, specs = both.in_stages()
+  again = train.StageCheckpoints(tmp_path, {'a': 1}, both.pipeline.meshes)
+  assert again.latest() == 2 and again.totals(2) == {'total': 2}
+  fresh, other, step = again.restore(fresh, other, specs, both.pipeline.meshes)
+  assert step == 2
+  fresh, other, more = go(fresh, other, 2, 5, again)
+  assert more == losses[2:]
+  jax.tree.map(np.testing.assert_array_equal, (fresh, other), (params, state))
+
+
+def test_without_a_step_of_all_stages_there_is_nothing_to_restore(tmp_path):
+  both = Both(1)
+  params, state, specs = both.in_stages()
+  kept = train.StageCheckpoints(tmp_path, {}, both.pipeline.meshes)
+  assert kept.latest() is None
+  with pytest.raises(FileNotFoundError, match='all stages'):
+    kept.restore(params, state, specs, both.pipeline.meshes)
