@@ -8,12 +8,14 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 
 def alternate(contenders: dict[str, Callable[[], object]], *, seconds: float = 2.0,
@@ -41,11 +43,11 @@ def donated(function, e, gradients):
 
   Args:
     function: (residual, gradient) -> (residual, anything).
-    e: the first residual.
+    e: the first residual, an array or a tree of them.
     gradients: used in turn; they should add up to zero, or the residual grows from call to call.
   """
   compiled = jax.jit(function, donate_argnums=(0,))
-  held, turns = [e + 0], itertools.cycle(gradients)
+  held, turns = [jax.tree.map(jnp.copy, e)], itertools.cycle(gradients)
 
   def call():
     held[0], rest = compiled(held[0], next(turns))
@@ -63,14 +65,27 @@ def table(title: str, rows: list[tuple]) -> None:
                            for i, (c, w) in enumerate(zip(row, widths, strict=True))))
 
 
-def cpu_ticks() -> tuple[int, int]:
-  """(all, taken by other virtual machines) since the start of this one; zeros where the system does not say."""
+def cpu_ticks() -> tuple[int, int, int]:
+  """(all, idle, taken by other virtual machines) since the start of this one; zeros where nobody says."""
   try:
     with open('/proc/stat') as file:
       ticks = [int(x) for x in file.readline().split()[1:9]]
   except OSError:
-    return 0, 0
-  return sum(ticks), ticks[7]
+    return 0, 0, 0
+  return sum(ticks), ticks[3] + ticks[4], ticks[7]
+
+
+class Meanwhile:
+  """Looks at what else the machine does from now on."""
+
+  def __init__(self):
+    self._ticks, self._own = cpu_ticks(), time.process_time()
+
+  def others(self) -> float:
+    """Share of the machine that other processes and other virtual machines had."""
+    every, idle, _ = (b - a for a, b in zip(self._ticks, cpu_ticks(), strict=True))
+    own = (time.process_time() - self._own) * os.sysconf('SC_CLK_TCK')
+    return max(every - idle - own, 0) / max(every, 1)
 
 
 def result_in_lab(lab, command):
@@ -83,5 +98,5 @@ def result_in_lab(lab, command):
   if lab.run(command, output=lines).code:
     sys.exit(f'a worker failed:\n{lines.getvalue()[-3000:]}')
   found = [x for x in lines.getvalue().splitlines() if x.startswith('[0] RESULT ')]
-  every, stolen = (b - a for a, b in zip(before, cpu_ticks(), strict=True))
+  every, _, stolen = (b - a for a, b in zip(before, cpu_ticks(), strict=True))
   return json.loads(found[-1].removeprefix('[0] RESULT ')) | {'stolen': round(stolen / max(every, 1), 3)}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from dct_jax import axes
 from dct_jax.compressors import linear
-from dct_jax.compressors.stream import as_units, cut_units
+from dct_jax.compressors.stream import as_units
 from dct_jax.contract import Compressor, Packed, Size, Unpacked
 
 
@@ -21,18 +22,18 @@ def identity() -> Compressor:
   """
 
   def compress(layers, residual, state, room):
-    units = as_units(layers, residual, 1)
+    numbers = as_units(layers, residual, 1).reshape(-1)
     if residual is not None:
-      exact = tuple(cut_units(units, residual))
+      exact = axes.cut(numbers, residual)
       residual = linear.residual_after(room, residual, exact, exact)
-    return Packed(linear.write(units.reshape(-1), room), residual, state)
+    return Packed(linear.write(numbers, room), residual, state)
 
   def decompress(messages, layers, state):
     del state
     count = sum(x.size for x in layers)
     total = linear.read_sum(messages, count)
     full = jnp.full(messages.shape[0], count, jnp.uint32)
-    return Unpacked(tuple(cut_units(total[:, None], layers)), jnp.ones_like(full), full)
+    return Unpacked(axes.cut(total, layers), jnp.ones_like(full), full)
 
   def size(layers):
     count = sum(x.size for x in layers)

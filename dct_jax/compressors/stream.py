@@ -156,7 +156,8 @@ def pack(layers, residual, tau, ties, quota: Quota, value_codec: str, segment: i
 def as_units(layers, residual, unit: int):
   """layers + residual as float32[units, unit], the last unit of each layer padded with zeros."""
   sums = add_residual(layers, residual)
-  return jnp.concatenate([jnp.pad(x, (0, -x.size % unit)).reshape(-1, unit) for x in sums])
+  # Joined before it is cut into units: XLA copies every layer that becomes a column.
+  return jnp.concatenate([jnp.pad(x, (0, -x.size % unit)) for x in sums]).reshape(-1, unit)
 
 
 def pick(units, residual, index, wanted, quota: Quota, value_codec: str) -> kernels.Selected:

@@ -121,11 +121,25 @@ def _mix(x, rows):
   return jnp.concatenate([x, interactions(jnp.concatenate([x[:, None], rows], axis=1))], axis=1)
 
 
+@jax.custom_vjp
 def interactions(vectors: jax.Array) -> jax.Array:
   """Dot products of all pairs of vectors, float32[batch, n (n - 1) / 2]: (1, 0), (2, 0), (2, 1), (3, 0), ..."""
   products = jnp.einsum('bnd,bmd->bnm', vectors, vectors)
   first, second = np.tril_indices(vectors.shape[1], -1)
   return products[:, first, second]
+
+
+def _interactions_backward(vectors, grads):
+  """Of a symmetric matrix: one gather and one product, where JAX would scatter and take two."""
+  n = vectors.shape[1]
+  pair = np.full((n, n), grads.shape[1])  # where a pair's gradient is; the diagonal has none
+  pair[np.tril_indices(n, -1)] = np.arange(grads.shape[1])
+  pair = np.minimum(pair, pair.T)
+  symmetric = jnp.pad(grads, ((0, 0), (0, 1)))[:, pair]
+  return (jnp.einsum('bnm,bmd->bnd', symmetric, vectors),)
+
+
+interactions.defvjp(lambda vectors: (interactions(vectors), vectors), _interactions_backward)
 
 
 def _kernel(key, shape, dtype=jnp.float32):

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 from absl import flags, logging
 
+from dct_jax.train import memory
+
 PREFIX = 'DCT_JAX_'  # of the environment variables that `launch` sets
 
 
@@ -47,7 +49,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
   What is not given is taken from the environment variables DCT_JAX_COORDINATOR,
   DCT_JAX_NUM_PROCESSES, DCT_JAX_PROCESS_ID and DCT_JAX_LOCAL_DEVICES, which `dct_jax.train.launch`
   sets. If they are silent too, JAX looks for a cluster that it knows (Slurm, Open MPI, Cloud TPU,
-  ...) and otherwise this is the only process. A second call with the same values does nothing.
+  ...) and otherwise this is the only process. It also keeps freed memory
+  for later arrays (`train.memory`). A second call with the same values does nothing.
 
   Args:
     coordinator: host:port at which process 0 listens.
@@ -66,6 +69,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
     if cluster != _started:
       raise RuntimeError(f'JAX was started with {_started}, got {cluster}')
     return
+  memory.keep()
   if cluster.local_devices is not None:
     _set_devices(cluster.local_devices)
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
