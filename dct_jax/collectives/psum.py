@@ -25,10 +25,12 @@ def psum() -> Collective:
     workers, cut = axes.axis_size(axis_name), compressor.linear
     counts = packed.message[:cut]
     numbers = lax.bitcast_convert_type(packed.message[cut:], jnp.float32)
-    if axis_name is not None:
+    if axis_name is not None and workers > 1:
       counts, numbers = lax.psum((counts, numbers), axis_name)
     summed = jnp.concatenate([counts, lax.bitcast_convert_type(numbers, jnp.uint32)])
     unpacked = compressor.decompress(summed[None], layers, old_state)
+    if axis_name is not None and workers == 1:  # after unpacking: XLA sees that nothing has to be joined then
+      counts, unpacked = lax.psum((counts, unpacked), axis_name)
     moved = 4 * packed.message.size
     total = sum(x.size for x in layers)
     receipt = Receipt(

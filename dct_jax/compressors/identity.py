@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from dct_jax import axes
 from dct_jax.compressors import linear
-from dct_jax.compressors.stream import as_units
+from dct_jax.compressors.stream import add_residual
 from dct_jax.contract import Compressor, Packed, Size, Unpacked
 
 
@@ -22,11 +22,11 @@ def identity() -> Compressor:
   """
 
   def compress(layers, residual, state, room):
-    numbers = as_units(layers, residual, 1).reshape(-1)
+    sums = add_residual(layers, residual)
     if residual is not None:
-      exact = axes.cut(numbers, residual)
+      exact = tuple(x.reshape(r.shape) for x, r in zip(sums, residual, strict=True))
       residual = linear.residual_after(room, residual, exact, exact)
-    return Packed(linear.write(numbers, room), residual, state)
+    return Packed(linear.write(sums, room), residual, state)
 
   def decompress(messages, layers, state):
     del state

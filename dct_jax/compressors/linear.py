@@ -5,6 +5,8 @@ Word 0 counts the workers whose gradient was not finite; all further words are f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,12 +16,14 @@ from dct_jax.contract import CLEAR, TAKE_BACK, Layers, Room
 FLAG_WORDS = 1
 
 
-def write(numbers: jax.Array, room: Room) -> jax.Array:
-  """A message of float32 numbers; of zeros when this worker has nothing to say."""
+def write(parts: Sequence[jax.Array], room: Room) -> jax.Array:
+  """A message of float32 numbers, flat arrays of them; of zeros when this worker has nothing to say."""
   silent = (jnp.asarray(room.words) == 0) | (jnp.asarray(room.live) == 0)
-  body = lax.bitcast_convert_type(jnp.where(silent.reshape(()), 0, numbers), jnp.uint32)
+  # Part by part: where only they are read again, XLA sees that they need not be joined.
+  bits = [lax.bitcast_convert_type(jnp.where(silent.reshape(()), 0, x), jnp.uint32) for x in parts]
   flag = (1 - jnp.asarray(room.live, jnp.uint32)).reshape(1)
-  return jnp.pad(jnp.concatenate([flag, body]), (0, room.capacity - FLAG_WORDS - body.size))
+  rest = room.capacity - FLAG_WORDS - sum(x.size for x in bits)
+  return jnp.concatenate([flag, *bits, jnp.zeros(rest, jnp.uint32)])
 
 
 def read_sum(messages: jax.Array, count: int) -> jax.Array:

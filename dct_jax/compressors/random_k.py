@@ -93,7 +93,7 @@ def random_k(
       sent = jnp.zeros_like(units).at[index].set(units[index])
       residual = linear.residual_after(
           room, residual, exact, tuple(stream.cut_units(sent[:, None], residual)))
-    return Packed(linear.write(units[index], room), residual, RandomKState(state.step + 1))
+    return Packed(linear.write([units[index].reshape(-1)], room), residual, RandomKState(state.step + 1))
 
   def decompress(messages, layers, state):
     index = draw(layers, state.step, 0)
