@@ -115,6 +115,7 @@ class Compressor(NamedTuple):
     feedback: whether a transform keeps a residual for it; set with `error_feedback`.
     stream: how its messages read as sparse streams (`compressors/stream.py`), for collectives that add
       them up on the way; None when they are something else.
+    exact: whether what is read of a message is what was given, all of it.
   """
 
   init: Callable[[Layers], Any]
@@ -125,6 +126,7 @@ class Compressor(NamedTuple):
   linear: int | None = None
   feedback: Feedback | None = None
   stream: Any = None
+  exact: bool = False
 
 
 KEEP, CLEAR, TAKE_BACK = 0, 1, 2

@@ -59,7 +59,8 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
     value, grads = value_and_grad(params, batch)
     loss, aux = value if has_aux else (value, {})
     updates, new_state = tx.update(grads, opt_state, params)
-    metrics = metric_means({'loss': loss, **check_aux(aux)}, mean, updates) | accounts(new_state)
+    others = () if transport is None else updates
+    metrics = metric_means({'loss': loss, **check_aux(aux)}, mean, others) | accounts(new_state)
     return optax.apply_updates(params, updates), new_state, metrics
 
   return jax.jit(
@@ -162,9 +163,9 @@ def metric_means(scalars: dict, mean: Callable, last: Any = ()) -> dict:
   Args:
     scalars: by name.
     mean: from `mean_over`.
-    last: what other exchanges of the same program give, which must come first. XLA keeps its own collectives in
-      one order on all workers, but knows nothing of a transport's: two workers that begin with different ones
-      wait for each other, if they have one thread.
+    last: if the mean goes over a transport, what other exchanges of the program give, which must come first.
+      XLA keeps its own collectives in one order on all workers, but knows nothing of a transport's: two workers
+      that begin with different ones wait for each other, if they have one thread.
   """
   for name, x in scalars.items():
     if jnp.shape(x):
