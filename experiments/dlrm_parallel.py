@@ -41,7 +41,12 @@ def make(config, features, vocabularies):
       config.splits, config.bottom if features else (), config.top))
 
 
-def make_optimizer(config, transport=None):
+def connect(mesh):
+  """Connections along the data axis, where every worker is a process; without them XLA's collectives do it."""
+  return dct_jax.connect(mesh, 'data') if mesh.size == jax.process_count() > 1 else None
+
+
+def make_optimizer(config, transport):
   if not config.dp_sparsity:
     mean = dct_jax.dense_mean('data')
   else:
@@ -68,7 +73,7 @@ def in_one_piece(config, params, tables, first_tables):
     names = ('forward_bytes', 'backward_bytes', 'dense_bytes')
     return click_loss(logits, batch), {f'activation_{name}': total(name) for name in names}
 
-  tx = make_optimizer(config)
+  tx = make_optimizer(config, connect(mesh))
   params, state, specs = dct_jax.init(tx, params, mesh)
   state, specs = train.init_rows(tables.optimizer, first_tables(), state, specs, mesh)
   step = train.make_row_step(loss_fn, tx, tables.optimizer, tables.exchange, mesh, specs)
@@ -84,7 +89,7 @@ def in_stages(config, params, tables, first_tables, parts):
     raise ValueError(f'--stages={config.stages} wants {config.stages - 1} splits and one mask for both passes, '
                      f'got {config.splits=} and {config.masks=}')
   mesh, model = dct_jax.make_mesh(config.workers, stages=config.stages), Dlrm(config.bottom, config.top)
-  transport = dct_jax.connect(mesh, 'data') if jax.process_count() > 1 else None
+  transport = connect(mesh)
   section = lambda part: lambda p, rows, x, b: model.apply(p, b['dense'] if x is None else x, rows, part)
   stages = chain([section(part) for part in parts], Cut(config.mp_sparsity, config.activation_codec),
                  lambda logits, batch: (click_loss(logits, batch), {}))

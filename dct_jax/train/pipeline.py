@@ -70,7 +70,7 @@ class Pipeline:
     links = self._links(mesh, timeout)
     self._crew = {(d, s): Worker(s, programs[s], links[d, s]) for d, s in here}
     self._devices = {(d, s): devices[d, s] for d, s in here}
-    self._mean, self._transport = steps.mean_over('data', transport), transport
+    self._mean = steps.mean_over('data', transport)
     self._fetch: dict[int, Any] = {}
     self._update: dict[int, Any] = {}
 
@@ -207,7 +207,7 @@ class Pipeline:
                                  out_specs=(shard, shard)))
 
   def _make_update(self, s, specs):
-    tx, mean, tables, by_transport = self.tx[s], self._mean, self.tables.get(s), self._transport is not None
+    tx, mean, tables = self.tx[s], self._mean, self.tables.get(s)
 
     def update(params, state, grads, own_grads, scalars, asked):
       grads, own_grads, scalars = jax.tree.map(lambda x: x[0], (grads, own_grads, scalars))
@@ -217,7 +217,7 @@ class Pipeline:
       else:
         params, state, account = rows.update_all(
             tx, tables.optimizer, tables.exchange, params, state, grads, own_grads, asked)
-      others = (params, state.tables if tables is not None else ()) if by_transport else ()
+      others = (params, state.tables if tables is not None else ())
       return params, state, steps.metric_means(scalars, mean, others) | account
 
     whole, shard = PartitionSpec(), PartitionSpec('data')

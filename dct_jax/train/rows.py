@@ -74,7 +74,8 @@ def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer
     rows, asked = exchange.fetch(state.tables, batch['categories'])
     (loss, aux), (grads, row_grads) = value_and_grad((params, rows), batch)
     params, state, account = update_all(tx, optimizer, exchange, params, state, grads, row_grads, asked)
-    metrics = steps.metric_means({'loss': loss, **steps.check_aux(aux)}, mean)
+    scalars = {'loss': loss, **steps.check_aux(aux)}
+    metrics = steps.metric_means(scalars, mean, (params, state.tables))
     return params, state, metrics | account
 
   return jax.jit(

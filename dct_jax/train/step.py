@@ -59,8 +59,7 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
     value, grads = value_and_grad(params, batch)
     loss, aux = value if has_aux else (value, {})
     updates, new_state = tx.update(grads, opt_state, params)
-    others = () if transport is None else updates
-    metrics = metric_means({'loss': loss, **check_aux(aux)}, mean, others) | accounts(new_state)
+    metrics = metric_means({'loss': loss, **check_aux(aux)}, mean, updates) | accounts(new_state)
     return optax.apply_updates(params, updates), new_state, metrics
 
   return jax.jit(
@@ -157,21 +156,23 @@ def check_aux(aux: Any) -> dict:
   return aux
 
 
-def metric_means(scalars: dict, mean: Callable, last: Any = ()) -> dict:
+def metric_means(scalars: dict, mean: Callable, first: Any = ()) -> dict:
   """Means over workers in float32, whatever the type: a mean of integers would round.
 
   Args:
     scalars: by name.
     mean: from `mean_over`.
-    last: if the mean goes over a transport, what other exchanges of the program give, which must come first.
-      XLA keeps its own collectives in one order on all workers, but knows nothing of a transport's: two workers
-      that begin with different ones wait for each other, if they have one thread.
+    first: what other exchanges of the same program give. XLA keeps its own collectives in one order on all
+      workers, but knows nothing of a transport's: two processes that begin with different ones would wait for
+      each other, if they have one thread.
   """
   for name, x in scalars.items():
     if jnp.shape(x):
       raise ValueError(f'metrics must be scalars, got shape={jnp.shape(x)} for {name=}')
   vector = jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars.values()])
-  means = mean(vector + sum(jnp.sum(x.reshape(-1)[:1] == NEVER) for x in jax.tree.leaves(last)))
+  if jax.process_count() > 1:
+    vector += sum(jnp.sum(x.reshape(-1)[:1] == NEVER) for x in jax.tree.leaves(first))
+  means = mean(vector)
   return dict(zip(scalars, means, strict=True))
 
 

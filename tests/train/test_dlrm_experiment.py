@@ -55,6 +55,7 @@ def test_processes_see_the_same_data_as_devices(tmp_path):
   assert measures(lines) == pytest.approx(measures(devices.stdout), abs=2e-5)
 
 
+@pytest.mark.slow
 def test_stages_in_processes_train_as_cuts_inside_a_device_and_go_on_where_they_stopped(tmp_path):
   flags = ('--workers=1', '--method=mp2', '--mp_sparsity=0.9')
   inside = run(*flags, '--steps=6', f'--workdir={tmp_path / "inside"}')
@@ -72,6 +73,7 @@ def test_stages_in_processes_train_as_cuts_inside_a_device_and_go_on_where_they_
   assert forward[0] == pytest.approx(forward[1] + 12, abs=8)  # its shape, and a mask may have flipped
 
 
+@pytest.mark.slow
 def test_figures_of_thresholds(tmp_path):
   flags = ('--workers=2', '--gradients=0.95', '--activations=0.9', f'--workdir={tmp_path}')
   done = run(*flags, '--steps=8', '--window=4', name='dlrm_figures')
