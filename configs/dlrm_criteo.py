@@ -36,6 +36,7 @@ def base():
   config.microbatches = 1  # parts of a worker's examples that are on their way through the stages at once
   config.activation_codec = 'float32'
   config.evaluate_every = 250
+  config.checkpoint_every = 500
   config.evaluated = 40_000  # rows of either set that losses are of
   return config
 

@@ -39,7 +39,8 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo
     'selection': (str, "Of thresholds of gradients: 'select', or 'sort' for the paper's copy-and-sort."),
     'activation_codec': (str, 'Of activations and their gradients: float32, float16 or int8.'),
     'evaluated': (int, 'Rows of either set that losses are of.'),
-    'evaluate_every': (int, 'Steps between two evaluations.')})
+    'evaluate_every': (int, 'Steps between two evaluations.'),
+    'checkpoint_every': (int, 'Steps between two checkpoints; the end and Ctrl-C make one anyway.')})
 
 
 def make_evaluate(config, predict, sets):
@@ -62,7 +63,7 @@ def train_one(config, workdir, evaluation=None):
   synthetic = {} if config.data else {'rows': config.rows, 'test_rows': config.test_rows}
   sets = click_sets.load(config.data, config.cache, **synthetic)
   setup = dlrm_parallel.make(config, sets.test.dense.shape[1], sets.vocabularies)
-  free = ('steps', 'cache', 'evaluated', 'evaluate_every')  # what a resumed run may change
+  free = ('steps', 'cache', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
   fixed = {k: v for k, v in config.to_dict().items() if k not in free}
   checkpoints = setup.checkpoints(workdir / 'checkpoints', fixed)
   params, state, start = experiment.resume(checkpoints, *setup.state, setup.meshes)
@@ -72,7 +73,8 @@ def train_one(config, workdir, evaluation=None):
   with train.MetricsWriter(workdir) as writer:
     train.run(setup.step, params, state, (b._asdict() for b in rows), steps=config.steps, start=start,
               metrics=writer, examples=config.batch, checkpoints=checkpoints, show=('test_auc',),
-              evaluate=evaluate, evaluate_every=config.evaluate_every)
+              evaluate=evaluate, evaluate_every=config.evaluate_every,
+              checkpoint_every=config.checkpoint_every)
 
 
 if __name__ == '__main__':
