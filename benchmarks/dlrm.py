@@ -4,7 +4,8 @@ Whole training steps: rows are fetched, forward, backward, SGD on both MLPs and 
 used. The rival is facebookresearch/dlrm, of which DIRECTORY has a copy (`dlrm_s_pytorch.py`); it is left out
 without one. It begins with our weights, sees the same batches, and must come to the same losses. Its optimizer
 is its default, SGD with sparse gradients of the tables. Batches are placed before anything counts. Then
-the update of tables alone, small and large, for the same batch. The last line is JSON.
+the update of tables alone, small and large, for the same batch. `--lab` is for hybrid training on hosts of the
+network lab (`dlrm_lab.py`). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import importlib.util
 import io
 import itertools
 import json
+import pathlib
+import subprocess
 import sys
 import types
 
@@ -36,6 +39,7 @@ BATCHES = flags.DEFINE_list('batches', ['128', '2048'], 'Examples a step.')
 VOCABULARY = flags.DEFINE_integer('vocabulary', 100_000, 'Ids of the largest field, of synthetic clicks.')
 BLOCK = flags.DEFINE_integer('block', 4, 'Steps of one contender before the next one.')
 SECONDS = flags.DEFINE_float('seconds', 60, 'For each comparison.')
+LAB = flags.DEFINE_bool('lab', False, 'Hybrid training in the network lab instead: dlrm_lab.py.')
 ROWS = flags.DEFINE_list('rows', ['100_000', '10_000_000'], 'Of all tables, where only they are updated.')
 
 RATE = 0.1  # of everything, for both
@@ -209,12 +213,15 @@ def compare_updates():
 
 
 def main(_):
+  if LAB.value:  # another program: it has the experiment's flags
+    return subprocess.call([sys.executable, str(pathlib.Path(__file__).with_name('dlrm_lab.py'))])
   train.start()  # as experiments do; it keeps freed memory, for the rival as well
   batches = [int(batch) for batch in BATCHES.value]
   sets = synthetic_clicks.generate(KEPT * max(batches), 1, seed=0, vocabulary=VOCABULARY.value)
   speedups = {f'speedup_{batch}': speedup(compare_steps(sets, batch)) for batch in batches}
   found = {name: x for name, x in speedups.items() if x is not None}
   print(json.dumps(found | compare_updates()), flush=True)
+  return 0
 
 
 if __name__ == '__main__':

@@ -47,10 +47,9 @@ def suite():
   workers = {'workers': 4}
   dct = {'dp_sparsity': 0.95, 'tracking': 0.0, 'value_codec': 'float32'}
   every = {
-      'hybrid': {'dense': stages, 'float16 dense rows': stages | {'row_codec': 'float16'},
-                 'DCT': stages | COMPRESSED,
+      'hybrid': {'dense': stages, 'DCT': stages | COMPRESSED,
                  'DCT, int8 rows': stages | COMPRESSED | {'row_codec': 'int8'}},
-      'headline': {'dense': stages, 'DCT-DP 99%': stages | {'dp_sparsity': 0.99},
+      'headline': {'dense': stages, 'DCT-DP 99%': stages | {'dp_sparsity': 0.99, 'row_codec': 'float16'},
                    'DCT-MP 90%': stages | {'mp_sparsity': 0.9}, 'both': stages | COMPRESSED},
       'lifespan': {'dense': workers}
                   | {'L = 1, copy and sort': workers | dct | {'lifespan': 1, 'selection': 'sort'}}
