@@ -3,6 +3,7 @@
     python benchmarks/dlrm_lab.py                                    # hybrid on 2 x 2 hosts, 10 and 100 Mbit
     python benchmarks/dlrm_lab.py --suite=lifespan --rates=100mbit   # Figure 7a of the DCT paper
     python benchmarks/dlrm_lab.py --suite=sparsity --rates=100mbit   # Figure 7c
+    python benchmarks/dlrm_lab.py --suite=wide --rates=100mbit       # times for Table 5: 13 stages on 13 hosts
 
 `benchmarks/dlrm.py --lab` runs the first of these.
 """
@@ -28,7 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))
 import dlrm_criteo  # noqa: F401  (its flags)
 import dlrm_parallel
 
-SUITE = flags.DEFINE_enum('suite', 'hybrid', ['hybrid', 'headline', 'lifespan', 'sparsity'],
+SUITE = flags.DEFINE_enum('suite', 'hybrid', ['hybrid', 'headline', 'wide', 'lifespan', 'sparsity'],
                           'What is compared.')
 RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit'], 'Of every link.')
 BLOCK = flags.DEFINE_integer('block', 4, "Steps of one contender before it is the next one's turn; the first "
@@ -44,6 +45,8 @@ COMPRESSED = {'dp_sparsity': 0.99, 'mp_sparsity': 0.9, 'activation_codec': 'floa
 def suite():
   """Name -> settings that differ from the baseline of the DLRM experiment; workers and stages are alike."""
   stages = {'workers': 2, 'stages': 2, 'splits': 'bottom2'}
+  cuts = ','.join(f'{part}{i}' for part in ('bottom', 'top') for i in range(1, 7))
+  wide = {'method': 'wide', 'workers': 1, 'stages': 13, 'splits': cuts, 'microbatches': 4}
   workers = {'workers': 4}
   dct = {'dp_sparsity': 0.95, 'tracking': 0.0, 'value_codec': 'float32'}
   every = {
@@ -51,6 +54,7 @@ def suite():
                  'DCT, int8 rows': stages | COMPRESSED | {'row_codec': 'int8'}},
       'headline': {'dense': stages, 'DCT-DP 99%': stages | {'dp_sparsity': 0.99, 'row_codec': 'float16'},
                    'DCT-MP 90%': stages | {'mp_sparsity': 0.9}, 'both': stages | COMPRESSED},
+      'wide': {'dense': wide} | {f'{s:.0%}': wide | {'mp_sparsity': s} for s in (0.75, 0.9, 0.95)},
       'lifespan': {'dense': workers}
                   | {'L = 1, copy and sort': workers | dct | {'lifespan': 1, 'selection': 'sort'}}
                   | {f'L = {n}': workers | dct | {'lifespan': n} for n in (1, 10, 100, 1000, 10000)},
@@ -72,7 +76,7 @@ class Contender:
   """A configuration that takes steps, and what was seen of them."""
 
   def __init__(self, changes, sets):
-    self.config = experiment.config_of('baseline')
+    self.config = experiment.config_of(changes.get('method', 'baseline'))
     self.config.update(changes)
     self.setup = dlrm_parallel.make(self.config, sets.test.dense.shape[1], sets.vocabularies)
     self.params, self.state, _ = self.setup.state
