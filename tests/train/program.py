@@ -96,7 +96,8 @@ def main(task, directory):
     program.run(1)
   else:  # 'fail' and 'interrupt': until somebody ends it
     print('running', flush=True)
-    program.run(10**6, checkpoints=train.Checkpoints(directory / 'saved', {}), log_every=1000)
+    program.run(10**6, checkpoints=train.Checkpoints(directory / 'saved', {}), log_every=1000,
+                evaluate=lambda params, state: print('stepping', flush=True) or {}, evaluate_every=50)
 
 
 if __name__ == '__main__':
