@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from absl import app, flags
 from jax.experimental import multihost_utils
-from timing import result_in_lab, table
+from timing import interface_sent, result_in_lab, table
 
 from dct_jax import netlab, train
 from dct_jax.data import click_sets, clicks
@@ -37,16 +37,13 @@ BLOCK = flags.DEFINE_integer('block', 4, "Steps of one contender before it is th
 ROUNDS = flags.DEFINE_integer('rounds', 6, 'How often each has its turn.')
 WARM_UP = flags.DEFINE_integer('warm_up', 12, 'Steps of each before anything counts: residuals have to fill.')
 WORKER = flags.DEFINE_bool('worker', False, 'Set in the processes that it starts.')
-PACKET = 66  # bytes of a packet's headers: Ethernet, IP, TCP with time stamps
-
 COMPRESSED = {'dp_sparsity': 0.99, 'mp_sparsity': 0.9, 'activation_codec': 'float16', 'row_codec': 'float16'}
 
 
 def suite():
   """Name -> settings that differ from the baseline of the DLRM experiment; workers and stages are alike."""
   stages = {'workers': 2, 'stages': 2, 'splits': 'bottom2'}
-  cuts = ','.join(f'{part}{i}' for part in ('bottom', 'top') for i in range(1, 7))
-  wide = {'method': 'wide', 'workers': 1, 'stages': 13, 'splits': cuts, 'microbatches': 4}
+  wide = {'method': 'wide', 'workers': 1, 'stages': 13, 'splits': dlrm_parallel.WIDE_CUTS, 'microbatches': 4}
   workers = {'workers': 4}
   dct = {'dp_sparsity': 0.95, 'tracking': 0.0, 'value_codec': 'float32'}
   every = {
@@ -63,21 +60,11 @@ def suite():
   return every[SUITE.value]
 
 
-def interface():
-  """Bytes that this host has sent so far, with packets' headers and without; zeros outside a lab."""
-  counters = pathlib.Path('/sys/class/net/eth0/statistics')
-  if not counters.exists():
-    return np.zeros(2)
-  sent, packets = (int((counters / name).read_text()) for name in ('tx_bytes', 'tx_packets'))
-  return np.array([sent, sent - PACKET * packets])
-
-
 class Contender:
   """A configuration that takes steps, and what was seen of them."""
 
   def __init__(self, changes, sets):
-    self.config = experiment.config_of(changes.get('method', 'baseline'))
-    self.config.update(changes)
+    self.config = experiment.changed(changes)
     self.setup = dlrm_parallel.make(self.config, sets.test.dense.shape[1], sets.vocabularies)
     self.params, self.state, _ = self.setup.state
     mine, parts = self.setup.share
@@ -85,7 +72,7 @@ class Contender:
     self.times, self.metrics, self.network, self.busy = [], [], [], []
 
   def step(self, timed):
-    batch, before, start = next(self.batches)._asdict(), interface(), time.perf_counter()
+    batch, before, start = next(self.batches)._asdict(), interface_sent(), time.perf_counter()
     used = sum(os.times()[:2])
     self.params, self.state, metrics = self.setup.step(self.params, self.state, batch)
     metrics = {k: float(v) for k, v in metrics.items()}  # waits
@@ -93,7 +80,7 @@ class Contender:
       self.times.append(time.perf_counter() - start)
       self.busy.append(sum(os.times()[:2]) - used)
       self.metrics.append(metrics)
-      self.network.append(interface() - before)
+      self.network.append(interface_sent() - before)
 
   def summary(self):
     """Means over processes, of what each has seen."""

@@ -13,7 +13,6 @@ import io
 import itertools
 import json
 import os
-import pathlib
 import statistics
 import sys
 import time
@@ -24,7 +23,7 @@ import numpy as np
 import optax
 from absl import app, flags
 from jax.experimental import multihost_utils
-from timing import table
+from timing import interface_sent, table
 
 import dct_jax
 from dct_jax import netlab, train
@@ -100,18 +99,6 @@ def contenders(transport):
   return {name: optax.chain(mean, sgd) for name, mean in group.items()}
 
 
-PACKET = 66  # bytes of a packet's headers: Ethernet, IP, TCP with time stamps
-
-
-def interface_payload():
-  """What the host's interface has sent so far, (with packet headers, without); None outside a lab."""
-  counters = pathlib.Path('/sys/class/net/eth0/statistics')
-  if not LAB.value or not counters.exists():
-    return None
-  sent, packets = (int((counters / name).read_text()) for name in ('tx_bytes', 'tx_packets'))
-  return np.array([sent, sent - PACKET * packets])
-
-
 class Contender:
   """Steps and remembers: times, accounted bytes, and what the interface sent."""
 
@@ -120,7 +107,7 @@ class Contender:
     self.times, self.encoded, self.sent, self.losses, self.counted = [], [], [], [], []
 
   def run(self, batch, timed):
-    before, start = interface_payload(), time.perf_counter()
+    before, start = interface_sent() if LAB.value else 0, time.perf_counter()
     metrics = self.step(batch)
     elapsed = time.perf_counter() - start
     self.losses.append(metrics['loss'])
@@ -128,7 +115,7 @@ class Contender:
       self.times.append(elapsed)
       self.encoded.append(metrics.get('encoded_bytes', 0))
       self.sent.append(metrics.get('sent_bytes', 0))
-      self.counted.append(interface_payload() - before if before is not None else np.zeros(2))
+      self.counted.append(interface_sent() - before if LAB.value else np.zeros(2))
 
 
 def jax_step(tx, mesh, transport=None):

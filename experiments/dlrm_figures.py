@@ -24,8 +24,7 @@ PLACES = ('bottom2', 'top2')  # the cuts of Figure 5, both in each run
 
 def watched(workdir, name, evaluation, **changes):
   """What a run's evaluations have found, by name, with `step`; from its log, or a new run."""
-  config = experiment.config_of('baseline')
-  config.update(changes)
+  config = experiment.changed(changes)
   lines = experiment.once(partial(dlrm_criteo.train_one, evaluation=evaluation), config, workdir / name)
   return {k: np.array(v) for k, v in report.evaluations(lines).items()}
 

@@ -14,6 +14,9 @@ from dct_jax.boundaries import Cut, chain
 from dct_jax.models import embeddings
 from dct_jax.models.dlrm import Dlrm, sections
 
+# Of the variant 'wide': after every layer but the one that is as narrow as a row.
+WIDE_CUTS = ','.join(f'{part}{i}' for part in ('bottom', 'top') for i in range(1, 7))
+
 
 class Setup(NamedTuple):
   """A training, in one piece or in stages."""

@@ -1,4 +1,4 @@
-"""Tables 1, 2, 3 and 5 of the DCT paper on click data: every row with several seeds, mean and spread.
+"""Tables 1, 2, 3 and 5 and Figure 7b of the DCT paper on click data, with several seeds: mean and spread.
 
     python experiments/dlrm_tables.py --tables=1,2,3 --seeds=0,1,2 --workdir=runs/tables
     python experiments/dlrm_tables.py --tables=1 --data=frappe/ --steps=2000
@@ -13,6 +13,7 @@ import sys
 
 import dlrm_criteo
 from absl import app, flags
+from dlrm_parallel import WIDE_CUTS
 
 from dct_jax.data import click_sets
 from dct_jax.train import experiment
@@ -24,7 +25,6 @@ BETTER = ('train_loss', 'test_loss')  # what is also shown in percent against th
 # Where a model of so many workers is cut; without dense features (Frappe) there is no bottom MLP.
 CUTS = {2: 'bottom2', 3: 'bottom2,top2', 5: 'bottom1,bottom2,top1,top2'}
 TOP_CUTS = {2: 'top2', 3: 'top1,top2', 4: 'top1,top2,top3'}
-WIDE_CUTS = ','.join(f'{part}{i}' for part in ('bottom', 'top') for i in range(1, 7))  # not after width 16
 
 
 def mp(sparsity, splits, **more):
@@ -70,8 +70,7 @@ def run_all(tables, workdir):
            for rows in tables.values() for changes in rows.values()}
   found = {}
   for name, (changes, seed) in every.items():
-    config = experiment.config_of(changes.get('method', 'baseline'))
-    config.update(changes | {'seed': int(seed)})
+    config = experiment.changed(changes | {'seed': int(seed)})
     found[name] = finished(config, workdir / name)
     print(f'{len(found)} of {len(every)}: {name}, test loss {found[name]["test_loss"]:.4f}', file=sys.stderr)
   return found

@@ -79,14 +79,14 @@ def schedule(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]
 
 
 def split_batch(batch: Any, parts: int) -> list[Any]:
-  """Microbatches: equal parts of every array, along its first dimension.
+  """Equal parts of every array, along its first dimension: workers' shares, or microbatches.
 
   Raises:
     ValueError: if there are no equal parts.
   """
   for x in jax.tree.leaves(batch):
     if len(x) % parts:
-      raise ValueError(f'a worker has {len(x)} examples, which do not divide into {parts} microbatches')
+      raise ValueError(f'{len(x)} examples do not divide into {parts} workers or microbatches')
   cut = lambda m: jax.tree.map(lambda x: x[m * (len(x) // parts):(m + 1) * (len(x) // parts)], batch)
   return [cut(m) for m in range(parts)]
 
@@ -118,7 +118,7 @@ class Programs:
 
   def _backward(self, back, returned, total, parcels):
     grads, own, inputs = back(self._arrived(returned))
-    return jax.tree.map(jnp.add, total, grads), own, self._come_back(parcels, inputs)
+    return _add(total, grads), own, self._come_back(parcels, inputs)
 
   def _both(self, params, own, parcels, batch, total):
     """Forward and backward of the last stage, which has nobody to wait for in between."""
@@ -126,7 +126,7 @@ class Programs:
         lambda *x: self.stage.apply(*x, batch), params, own, self._arrived(parcels), has_aux=True)
     grads, own, inputs = back(jnp.ones_like(loss) / self.microbatches)
     scalars = {'loss': loss, **aux}
-    return jax.tree.map(jnp.add, total, grads), own, self._come_back(parcels, inputs), scalars
+    return _add(total, grads), own, self._come_back(parcels, inputs), scalars
 
   def _predict(self, params, own, parcels, batch):
     if self.stage.predict is None:
@@ -152,7 +152,7 @@ class Worker:
     parts = self.programs.microbatches
     self._params, self._own, self._batches = params, split_batch(own, parts), split_batch(batch, parts)
     self._todo = schedule(self.number, self.links.size, parts)
-    self._total = jax.tree.map(jnp.zeros_like, params)
+    self._total: Any = None  # of the gradients so far
     self._arrived: dict[int, tuple] = {}  # by microbatch: parcels from the stage before
     self._left: dict[int, tuple] = {}  # parcels to the next stage, and the way back
     self._own_grads: list[Any] = [None] * parts
@@ -228,6 +228,10 @@ def run(workers: Sequence[Worker]) -> None:
   while busy := [w for w in workers if not w.done]:
     if not sum(w.advance() for w in busy):
       raise AssertionError('unreachable: some stage has what it needs')
+
+
+def _add(total, grads):
+  return grads if total is None else jax.tree.map(jnp.add, total, grads)
 
 
 def _read(cuts, data, masks):

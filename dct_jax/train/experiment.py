@@ -124,6 +124,13 @@ def choose(config: Any, variants: Mapping[str, Mapping[str, Any]], variant: str)
   return config
 
 
+def changed(changes: Mapping[str, Any]) -> Any:
+  """The configuration of one of many runs: a variant (`method`, or the baseline), flags, then changes."""
+  config = config_of(changes.get('method', 'baseline'))
+  config.update(changes)
+  return config
+
+
 def config_of(variant: str):
   """A variant of the configuration with the flags that take precedence."""
   config = runpy.run_path(FLAGS.config)['get_config'](variant)

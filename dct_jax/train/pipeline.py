@@ -73,6 +73,7 @@ class Pipeline:
     self._mean = steps.mean_over('data', transport)
     self._fetch: dict[int, Any] = {}
     self._update: dict[int, Any] = {}
+    self._sizes: dict[int, int] = {}  # parameters of each stage
 
   def _links(self, mesh, timeout):
     if jax.process_count() > 1:
@@ -99,6 +100,7 @@ class Pipeline:
         assert tables is not None, 'a stage with tables needs their first values'
         state, specs = rows.init_rows(self.tables[s].optimizer, tables(s), state, specs, mesh)
       placed[s] = here, state, specs
+      self._sizes[s] = sum(x.size for x in jax.tree.leaves(here))
       self._fetch[s], self._update[s] = self._make_fetch(s), self._make_update(s, specs)
     return tuple({s: found[i] for s, found in placed.items()} for i in range(3))  # type: ignore[return-value]
 
@@ -123,8 +125,7 @@ class Pipeline:
       scalars = [r.scalars | {f'activation_{k}': np.float32(v) for k, v in r.traffic.items()} for r in mine]
       grads = self._gather(s, [(r.grads, r.own_grads, x) for r, x in zip(mine, scalars, strict=True)])
       params[s], state[s], found[s] = self._update[s](params[s], state[s], *grads, asked.get(s, ()))
-    sizes = {s: {'size': np.int64(sum(x.size for x in jax.tree.leaves(params[s])))} for s in found}
-    return params, state, self._combine({s: metrics | sizes[s] for s, metrics in jax.device_get(found).items()})
+    return params, state, self._combine(jax.device_get(found))
 
   def predict(self, params: dict, state: dict, batch: dict) -> np.ndarray:
     """The last stage's answers for all workers' examples, in order, on every process.
@@ -134,14 +135,13 @@ class Pipeline:
       state: by stage.
       batch: NumPy arrays that every process has alike; each worker takes its share.
     """
-    share = len(next(iter(batch.values()))) // self.workers
-    mine = {k: np.concatenate([x[d * share:(d + 1) * share] for d in self.shares]) for k, x in batch.items()}
-    own, _ = self._own(state, mine)
+    every = pipeline.split_batch(batch, self.workers)
+    own, _ = self._own(state, jax.tree.map(lambda *x: np.concatenate(x), *(every[d] for d in self.shares)))
     answers = {}
     for s in sorted(self.meshes):
-      for d, part in zip(self.shares, self._split(mine), strict=True):
+      for d in self.shares:
         worker = self._crew[d, s]
-        args = self._local(params[s], d, s), own.get((d, s), ()), worker.receive_activations(), part
+        args = self._local(params[s], d, s), own.get((d, s), ()), worker.receive_activations(), every[d]
         out = worker.programs.predict(*args)
         if s < self.size - 1:
           worker.send_activations(out)
@@ -164,7 +164,7 @@ class Pipeline:
 
   def _begin(self, params, state, batch):
     own, asked = self._own(state, batch)
-    for d, part in zip(self.shares, self._split(batch), strict=True):
+    for d, part in zip(self.shares, pipeline.split_batch(batch, len(self.shares)), strict=True):
       for s in self.meshes:
         self._crew[d, s].begin(self._local(params[s], d, s), own.get((d, s), ()), part)
     return asked
@@ -179,9 +179,6 @@ class Pipeline:
       found, asked[s] = self._fetch[s](state[s].tables, wanted)
       own |= {(d, s): self._local(found, d, s) for d in self.shares}
     return own, asked
-
-  def _split(self, batch):
-    return pipeline.split_batch(batch, len(self.shares))
 
   def _local(self, tree, d, s):
     """A worker's part of arrays, or its copy."""
@@ -227,7 +224,8 @@ class Pipeline:
 
   def _combine(self, found):
     """Metrics of all stages as those of a step."""
-    told = {s: json.dumps({k: v.item() for k, v in metrics.items()}).encode() for s, metrics in found.items()}
+    told = {s: json.dumps({k: v.item() for k, v in metrics.items()} | {'size': self._sizes[s]}).encode()
+            for s, metrics in found.items()}
     for (_, s), worker in self._crew.items():
       worker.links.tell(told[s])
     heard = [worker.links.hear(told[s]) for (_, s), worker in self._crew.items()]

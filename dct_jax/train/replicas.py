@@ -29,10 +29,9 @@ def check_replicas(tree: Any) -> None:
   leaves = [(jax.tree_util.keystr(path), leaf)
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
             if isinstance(leaf, jax.Array) and leaf.is_fully_replicated]
-  # The number of leaves goes first and alone: different lengths could not be gathered.
   first: Any = leaves[0][1].sharding.device_set if leaves else ()
   group = min((d.id for d in first), default=0)
-  counts = _gather([group, len(leaves)])
+  counts = _gather([group, len(leaves)])  # before the checksums: different lengths could not be gathered
   sums = [_checksum(leaf) for _, leaf in leaves]
   table = _gather(sums + [0] * (int(counts[:, 1].max()) - len(sums)))
   for one in np.unique(counts[:, 0]):

@@ -22,10 +22,7 @@ class Links:
     rank: number of this worker on the axis.
     size: number of workers.
     sent_bytes: so far, heads included.
-    alone: whether this is the only worker of its process, so that it may wait for a message.
   """
-
-  alone = True
 
   def __init__(self, rank: int, size: int):
     self.rank, self.size, self.sent_bytes = rank, size, 0
@@ -98,7 +95,7 @@ class SocketLinks(Links):
     return bytes(self._exactly(peer, length))
 
   def waiting(self, peer):
-    return True  # who is alone may as well wait
+    return True  # the only worker of its process may as well wait
 
   def _exactly(self, peer, count):
     data = bytearray(count)
@@ -126,8 +123,6 @@ class SocketLinks(Links):
 
 class LocalLinks(Links):
   """Between workers of one process, which take turns."""
-
-  alone = False
 
   def __init__(self, rank: int, mail: dict):
     super().__init__(rank, max(to for _, to in mail) + 1 if mail else 1)
