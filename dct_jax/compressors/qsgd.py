@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from dct_jax import axes, kernels
-from dct_jax.compressors import stream
-from dct_jax.contract import Compressor, Packed, Size, Unpacked
+from dct_jax import kernels
+from dct_jax.compressors import quantizer, stream
+from dct_jax.contract import Compressor
 from dct_jax.kernels.qsgd_twin import CODECS, mix, num_words
-from dct_jax.kernels.select_twin import add_residual
-from dct_jax.wire import header, layout_of
 
 
 class QsgdState(NamedTuple):
@@ -66,60 +64,17 @@ def qsgd(
     raise ValueError(f'bits must be one of {tuple(CODECS)}, got {bits=}')
   if bucket < 32 or bucket % 32:
     raise ValueError(f'bucket must be a multiple of 32, got {bucket=}')
-  if dense_below < 0:
-    raise ValueError(f'dense_below must not be negative, got {dense_below=}')
 
-  def layout_for(layers):
-    return layout_of(layers, dense_below=dense_below)
-
-  def words(layers):
-    layout = layout_for(layers)
-    return header.WORDS + layout.num_dense + sum(
-        num_words(layout.sizes[i], bits, bucket) for i in layout.sparse)
-
-  def compress(layers, residual, state, room):
-    layout = layout_for(layers)
-    many, dense = layout.split(layers)
-    old, old_dense = layout.split(residual) if residual is not None else (None, ())
-    live = jnp.asarray(room.live, jnp.uint32).reshape(())
-    silent = (jnp.asarray(room.words, jnp.uint32).reshape(()) < words(layers)) | (live == 0)
-    exact = add_residual(dense, old_dense or None)
-    flat = jnp.concatenate(exact) if exact else jnp.zeros(0, jnp.float32)
+  def encode(layers, residual, dense, state, room, silent):
+    seed_here = quantizer.seed_of(seed, state.step, room.worker, mix)
     message, left = kernels.qsgd_encode(
-        many, old, lax.bitcast_convert_type(flat, jnp.uint32), live=live, silent=silent,
-        seed=_seed(seed, state.step, room.worker), capacity=room.capacity, bits=bits, bucket=bucket)
-    if residual is not None:
-      kept = [jnp.where(live == 0, e, jnp.where(silent, x.reshape(e.shape), 0))
-              for x, e in zip(exact, old_dense, strict=True)]
-      residual = layout.merge(left, kept)
-    return Packed(message, residual, QsgdState(state.step + 1))
+        layers, residual, dense, live=room.live, silent=silent, seed=seed_here, capacity=room.capacity, bits=bits,
+        bucket=bucket)
+    return message, left, QsgdState(state.step + 1)
 
-  def decompress(messages, layers, state):
-    del state  # scales and codes say it all
-    layout = layout_for(layers)
-    many, dense = layout.split(layers)
-    intact, sums = kernels.qsgd_sum(messages, many, dense, bits=bits, bucket=bucket)
-    said = header.read_headers(messages).length > header.WORDS
-    entries = jnp.where(said, jnp.uint32(sum(layout.sizes)), 0) * intact
-    return Unpacked(layout.merge(sums[:len(many)], sums[len(many):]), intact, entries)
+  def words(sizes):
+    return (sum(num_words(n, bits, bucket) for n in sizes),) * 3
 
-  def settle(mode, message, residual, state):
-    def take_back():
-      own = decompress(message[None], residual, state).layers
-      return tuple(e + x for e, x in zip(residual, own, strict=True))
-
-    branches = (lambda: tuple(residual), lambda: tuple(map(jnp.zeros_like, residual)), take_back)
-    spread = lambda branch: lambda: axes.vary_as(branch(), (message, *residual))
-    return lax.switch(mode, [spread(b) for b in branches])  # in the order of KEEP, CLEAR, TAKE_BACK
-
-  def size(layers):
-    fixed = words(layers)
-    return Size(fixed, fixed, fixed, sum(layout_for(layers).sizes))
-
-  return Compressor(lambda layers: QsgdState(jnp.zeros((), jnp.int32)), compress, decompress, size, settle)
-
-
-def _seed(seed, step, worker):
-  """A number for this step and worker; the mixer keeps neighbours from sharing random numbers."""
-  u32 = lambda x: jnp.asarray(x, jnp.uint32).reshape(())
-  return mix(mix(mix(jnp.uint32(seed % 2**32)) + u32(step)) + u32(worker))
+  return quantizer.quantizer(
+      lambda: QsgdState(jnp.zeros((), jnp.int32)), encode,
+      functools.partial(kernels.qsgd_sum, bits=bits, bucket=bucket), words, dense_below)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dct_jax.kernels import native, qsgd_twin, select_twin, stream_twin, values
+from dct_jax.kernels import block_twin, native, qsgd_twin, select_twin, stream_twin, values
 from dct_jax.kernels.select_twin import NO_QUOTA
 
 _wanted = os.environ.get('DCT_JAX_NATIVE', '1') != '0'
@@ -205,8 +205,8 @@ def qsgd_encode(layers, residual, dense, *, seed, live=1, silent=0, capacity, bi
     words, *left = native.call('qsgd_encode', results, args, aliases, bits=bits, bucket=bucket,
                                feedback=residual is not None)
     return words, tuple(left) if residual is not None else None
-  return qsgd_twin.encode(layers, residual, dense, seed, jnp.asarray(live), jnp.asarray(silent), capacity,
-                          bits, bucket)
+  return block_twin.encode(qsgd_twin.codec(bits, bucket), layers, residual, dense, seed, jnp.asarray(live),
+                           jnp.asarray(silent), capacity)
 
 
 def qsgd_sum(words, layers, dense, *, bits, bucket):
@@ -229,7 +229,7 @@ def qsgd_sum(words, layers, dense, *, bits, bucket):
     intact, *sums = native.call('qsgd_sum', results, [words], dense_layers=len(dense), bits=bits,
                                 bucket=bucket)
     return intact, tuple(sums)
-  return qsgd_twin.sum_messages(words, layers, dense, bits, bucket)
+  return block_twin.sum_messages(qsgd_twin.codec(bits, bucket), words, layers, dense)
 
 
 def qsgd_round_trip(flat, bits, bucket, *, seed):

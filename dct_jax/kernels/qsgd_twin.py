@@ -5,9 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from dct_jax import axes
-from dct_jax.kernels.select_twin import add_residual
-from dct_jax.kernels.stream_twin import HEADER, MAGIC, ceil_div, checksum, u32
+from dct_jax.kernels.block_twin import BlockCodec
+from dct_jax.kernels.stream_twin import ceil_div, u32
 
 CODECS = {2: 16, 4: 17, 8: 18}  # bits -> value codec of docs/wire_format.md
 TINY = 1e-30  # a bucket below it counts as zero, so that nothing here is ever denormal
@@ -69,60 +68,7 @@ def dequantize(words, count: int, bits: int, bucket: int):
   return jnp.where(q == 0, 0, value)
 
 
-def encode(layers, residual, dense, seed, live, silent, capacity, bits, bucket):
-  sums, blocks, left, at = add_residual(layers, residual), [], [], 0
-  for x in sums:
-    blocks.append(quantize(x, at, seed, bits, bucket))
-    at += x.size
-  silent = (silent != 0) | (live == 0)
-  body = jnp.concatenate([dense, *blocks])
-  full = HEADER + body.size
-  length = jnp.where(silent, HEADER, u32(full))
-  body = jnp.pad(jnp.where(silent, 0, body), (0, max(0, capacity - full)))[:capacity - HEADER]
-  head = [u32(MAGIC | CODECS[bits]), length, u32(full), u32(0), u32(live == 0), u32(0)]
-  words = jnp.concatenate([jnp.stack(head), body])
-  words = words.at[5].set(checksum(words, length))
-  if residual is None:
-    return words, None
-  for x, e, block in zip(sums, residual, blocks, strict=True):
-    sent = jnp.where(silent, 0, dequantize(block, x.size, bits, bucket))
-    left.append(jnp.where(live == 0, e, (x - sent).reshape(e.shape)))
-  return words, tuple(left)
-
-
-def _valid(words, starts, layers, bits, bucket):
-  """Whether a message holds; `starts` is where the blocks begin, and last the length."""
-  length = words[1]
-  fits = (length == HEADER) | (length == starts[-1] if starts[-1] <= words.size else False)
-  valid = (words[0] == u32(MAGIC | CODECS[bits])) & (words[3] == 0) & fits
-  valid &= checksum(words, length) == words[5]
-  if starts[-1] > words.size:
-    return valid
-  most = lax.bitcast_convert_type(jnp.float32(MOST), jnp.uint32)
-  for start, x in zip(starts, layers, strict=False):
-    scales = words[start:start + ceil_div(x.size, bucket)]
-    valid &= (length == HEADER) | (scales <= most).all()
-  return valid
-
-
-def sum_messages(words, layers, dense, bits, bucket):
-  """Adds messages in their order; `layers` and `dense` are the shapes of what they carry."""
-  starts = [HEADER + sum(x.size for x in dense)]
-  for x in layers:
-    starts.append(starts[-1] + num_words(x.size, bits, bucket))
-
-  def add(total, message):
-    valid = _valid(message, starts, layers, bits, bucket)
-    use = valid & (message[1] != HEADER)
-    message = jnp.pad(message, (0, max(0, starts[-1] - message.size)))
-    parts = [dequantize(message[a:b], x.size, bits, bucket).reshape(x.shape)
-             for a, b, x in zip(starts, starts[1:], layers, strict=False)]
-    at = HEADER
-    for x in dense:
-      parts.append(lax.bitcast_convert_type(message[at:at + x.size], jnp.float32).reshape(x.shape))
-      at += x.size
-    return [t + jnp.where(use, p, 0) for t, p in zip(total, parts, strict=True)], u32(valid)
-
-  zero = [jnp.zeros(x.shape, jnp.float32) for x in (*layers, *dense)]
-  total, intact = lax.scan(add, axes.vary_as(zero, (words,)), words)
-  return intact, tuple(total)
+def codec(bits: int, bucket: int) -> BlockCodec:
+  return BlockCodec(
+      CODECS[bits], lambda n: num_words(n, bits, bucket), lambda x, at, seed: quantize(x, at, seed, bits, bucket),
+      lambda words, n: dequantize(words, n, bits, bucket), lambda n: ceil_div(n, bucket), MOST)
