@@ -25,6 +25,7 @@ from dct_jax.compressors import (
     identity,
     qsgd,
     random_k,
+    three_lc,
     top_k,
 )
 from dct_jax.contract import Collective, Compressor, Room, whole_room
@@ -51,6 +52,6 @@ __all__ = [
     'Stream', 'Transport', 'accumulate', 'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean',
     'cast', 'compressed_mean', 'connect', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback',
     'identity', 'init', 'local_value_and_grad', 'make_mesh', 'open_exchange', 'psum', 'qsgd', 'random_k',
-    'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state_specs', 'streams', 'top_k',
-    'vmap_axes', 'whole_room', '__version__',
+    'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state_specs', 'streams', 'three_lc',
+    'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

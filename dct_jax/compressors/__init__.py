@@ -7,9 +7,11 @@ from dct_jax.compressors.error_feedback import drain, empty_residual, error_feed
 from dct_jax.compressors.identity import identity
 from dct_jax.compressors.qsgd import QsgdState, qsgd
 from dct_jax.compressors.random_k import RandomKState, random_k
+from dct_jax.compressors.three_lc import three_lc
 from dct_jax.compressors.top_k import TopKState, bucket_top_k, top_k
 
 __all__ = [
     'DctThresholdState', 'QsgdState', 'RandomKState', 'TopKState', 'block_top_k', 'bucket_top_k', 'cast',
-    'dct_threshold', 'drain', 'empty_residual', 'error_feedback', 'identity', 'qsgd', 'random_k', 'top_k',
+    'dct_threshold', 'drain', 'empty_residual', 'error_feedback', 'identity', 'qsgd', 'random_k',
+    'three_lc', 'top_k',
 ]

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dct_jax.kernels import block_twin, native, qsgd_twin, select_twin, stream_twin, values
+from dct_jax.kernels import block_twin, native, qsgd_twin, select_twin, stream_twin, three_lc_twin, values
 from dct_jax.kernels.select_twin import NO_QUOTA
 
 _wanted = os.environ.get('DCT_JAX_NATIVE', '1') != '0'
@@ -236,3 +237,39 @@ def qsgd_round_trip(flat, bits, bucket, *, seed):
   """What arrives when a flat float32 array is quantized; pure JAX, for simulations of a second half."""
   words = qsgd_twin.quantize(flat, 0, seed, bits, bucket)
   return qsgd_twin.dequantize(words, flat.size, bits, bucket)
+
+
+def three_lc_encode(layers, residual, dense, *, live=1, silent=0, budget, capacity, multiplier, zero_runs=True):
+  """A message of 3LC (docs/wire_format.md), zero from its end on, and the new residual.
+
+  Args:
+    layers: float32, bfloat16 or float16 arrays.
+    residual: float32 arrays of the same shapes (in place if donated), or None.
+    dense: uint32 words of the layers that travel whole.
+    live: 0 sends an empty message that says so, and leaves the residual as it was.
+    silent: not 0 sends an empty message and keeps everything in the residual.
+    budget: words that the message may have; what is beyond stays in the residual.
+    capacity: static length of the message's buffer.
+    multiplier: of the largest magnitude of a layer; together they are its scale.
+    zero_runs: whether runs of zeros are shortened.
+  """
+  if native_in_use():
+    results = [_shape((capacity,), jnp.uint32), *(_shape(e.shape, jnp.float32) for e in residual or ())]
+    args = [_control(live, silent, budget), dense, *_layers_and_residual(layers, residual)]
+    n = len(layers)
+    aliases = {2 + n + i: 1 + i for i in range(n)} if residual is not None else {}
+    words, *left = native.call('three_lc_encode', results, args, aliases, multiplier=np.float32(multiplier),
+                               zero_runs=zero_runs, feedback=residual is not None)
+    return words, tuple(left) if residual is not None else None
+  return three_lc_twin.encode(layers, residual, dense, jnp.asarray(live), jnp.asarray(silent), budget, capacity,
+                              multiplier, zero_runs)
+
+
+def three_lc_sum(words, layers, dense):
+  """Decodes messages of `three_lc_encode` and adds them up in their order; see `qsgd_sum`."""
+  if native_in_use():
+    results = [_shape(words.shape[:1], jnp.uint32)]
+    results += [_shape(x.shape, jnp.float32) for x in (*layers, *dense)]
+    intact, *sums = native.call('three_lc_sum', results, [words], dense_layers=len(dense))
+    return intact, tuple(sums)
+  return three_lc_twin.sum_messages(words, layers, dense)

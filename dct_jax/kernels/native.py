@@ -13,7 +13,7 @@ import numpy as np
 
 from dct_jax import axes
 
-INTERFACE = 7  # raised, here and in module.cc, when a kernel's arguments change
+INTERFACE = 8  # raised, here and in module.cc, when a kernel's arguments change
 
 _native: types.ModuleType | None
 try:
@@ -50,8 +50,8 @@ def module() -> types.ModuleType:
 
 def call(name: str, results: Sequence[jax.ShapeDtypeStruct], args: Sequence[jax.Array],
          aliases: dict[int, int] | None = None, **attributes):
-  """Calls a native kernel on `args`; `attributes` are static integers and booleans."""
-  attributes = {k: v if isinstance(v, bool) else np.int64(v) for k, v in attributes.items()}
+  """Calls a native kernel on `args`; `attributes` are static numbers."""
+  attributes = {k: np.int64(v) if type(v) is int else v for k, v in attributes.items()}
   out = jax.ffi.ffi_call(
       f'dct_jax_{name}', tuple(results), vmap_method='sequential',
       input_output_aliases=aliases or {})(*args, **attributes)

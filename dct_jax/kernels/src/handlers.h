@@ -56,4 +56,11 @@ ffi::Error QsgdEncode(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffe
 ffi::Error QsgdSum(ffi::ThreadPool, ffi::Buffer<ffi::U32> words, ffi::ResultBuffer<ffi::U32> ok,
                    ffi::RemainingRets, int64_t dense_layers, int64_t bits, int64_t bucket);
 
+ffi::Error ThreeLcEncode(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> dense,
+                         ffi::RemainingArgs, ffi::ResultBuffer<ffi::U32> words, ffi::RemainingRets,
+                         float multiplier, bool zero_runs, bool feedback);
+
+ffi::Error ThreeLcSum(ffi::ThreadPool, ffi::Buffer<ffi::U32> words, ffi::ResultBuffer<ffi::U32> ok,
+                      ffi::RemainingRets, int64_t dense_layers);
+
 }  // namespace dct

@@ -95,6 +95,26 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DctQsgdSum, dct::QsgdSum,
                                   .Attr<int64_t>("bits")
                                   .Attr<int64_t>("bucket"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctThreeLcEncode, dct::ThreeLcEncode,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .RemainingRets()
+                                  .Attr<float>("multiplier")
+                                  .Attr<bool>("zero_runs")
+                                  .Attr<bool>("feedback"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctThreeLcSum, dct::ThreeLcSum,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .RemainingRets()
+                                  .Attr<int64_t>("dense_layers"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessages, dct::GatherMessages,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::U32>>()
@@ -167,6 +187,8 @@ PyObject* handlers(PyObject*, PyObject*) {
   add("settle", DctSettle);
   add("qsgd_encode", DctQsgdEncode);
   add("qsgd_sum", DctQsgdSum);
+  add("three_lc_encode", DctThreeLcEncode);
+  add("three_lc_sum", DctThreeLcSum);
   add("gather_messages", DctGatherMessages);
   add("reduce_messages", DctReduceMessages);
   add("reduce_messages_start", DctReduceMessagesStart);
@@ -245,6 +267,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in native.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 7);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 8);
   return self;
 }

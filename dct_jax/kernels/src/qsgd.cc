@@ -1,8 +1,8 @@
 // Messages of QSGD blocks: encode one, add up those of several workers.
 #include "qsgd.h"
 
+#include "blocks.h"
 #include "handlers.h"
-#include "stream.h"
 
 namespace dct {
 namespace {
@@ -20,26 +20,6 @@ std::vector<int64_t> block_starts(const std::vector<Layer>& layers, int64_t firs
   }
   starts.push_back(first);
   return starts;
-}
-
-#if defined(__x86_64__)
-template <ffi::DataType dtype>
-DCT_AVX2 void load_avx2(const Layer& layer, int64_t begin, int64_t end, float* x) {
-  int64_t i = begin;
-  for (; i + 8 <= end; i += 8) _mm256_storeu_ps(x + (i - begin), sum8<dtype>(layer, i));
-  for (; i < end; ++i) x[i - begin] = load1(layer, i);
-}
-#endif
-
-// gradient + residual.
-void load(const Layer& layer, int64_t begin, int64_t end, float* x) {
-#if defined(__x86_64__)
-  if (has_avx2()) {
-    with_dtype(layer, [&]<ffi::DataType dtype>() { load_avx2<dtype>(layer, begin, end, x); });
-    return;
-  }
-#endif
-  for (int64_t i = begin; i < end; ++i) x[i - begin] = load1(layer, i);
 }
 
 // What one step does with the layers.
@@ -60,7 +40,7 @@ struct Encoder {
       const int64_t end = std::min(chunk.end, begin + bucket), n = end - begin;
       uint32_t* scale = scales + begin / bucket;
       uint32_t* words = codes + begin * bits / 32;
-      load(layer, begin, end, x.data());
+      load_sums(layer, begin, end, x.data());
       if (!silent) {
         qsgd_quantize_bucket(x.data(), n, uint32_t(layer.offset + begin), key, bits, scale, words);
       }
@@ -96,11 +76,7 @@ ffi::Error QsgdEncode(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control,
   FlushDenormals mode;
   std::vector<Layer> layers;
   if (auto error = read_layers(args, feedback, bucket, &layers); error.failure()) return error;
-  for (size_t i = 0; feedback && i < layers.size(); ++i) {
-    auto residual = rets.get<ffi::Buffer<ffi::F32>>(i);
-    if (!residual) return residual.error();
-    layers[i].residual_out = (*residual)->typed_data();
-  }
+  if (auto error = read_residuals_out(rets, feedback, &layers); error.failure()) return error;
   const uint32_t* c = control.typed_data();
   uint32_t* out = words->typed_data();
   const Encoder encoder{qsgd_key(c[0]), c[1] != 0, c[2] != 0 || c[1] == 0, int(bits), bucket, out};
@@ -115,19 +91,10 @@ ffi::Error QsgdEncode(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control,
       encoder.chunk(chunk, starts[size_t(chunk.layer - layers.data())]);
     });
   }
-  for (const Layer& layer : layers) {
-    if (!encoder.live && feedback && layer.residual_out != layer.residual) {
-      std::memcpy(layer.residual_out, layer.residual, size_t(layer.size) * sizeof(float));
-    }
-  }
+  if (!encoder.live && feedback) keep_residuals(layers);
   if (!encoder.silent) std::memcpy(out + kHeader, dense.typed_data(), size_t(dense_words) * 4);
   std::fill(out + length, out + capacity, 0u);
-  out[0] = kMagic | qsgd_codec(int(bits));
-  out[1] = uint32_t(length);
-  out[2] = uint32_t(starts.back());
-  out[3] = 0;
-  out[4] = encoder.live ? 0 : 1;
-  out[5] = checksum(out, length);
+  seal(out, qsgd_codec(int(bits)), length, starts.back(), encoder.live);
   return ffi::Error::Success();
 }
 
@@ -137,18 +104,9 @@ ffi::Error QsgdSum(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words, ffi::Resul
                    ffi::RemainingRets rets, int64_t dense_layers, int64_t bits, int64_t bucket) {
   FlushDenormals mode;
   std::vector<Layer> layers, dense;
-  int64_t dense_words = 0;
-  for (size_t i = 0; i < rets.size(); ++i) {
-    auto buffer = rets.get<ffi::Buffer<ffi::F32>>(i);
-    if (!buffer) return buffer.error();
-    Layer layer{nullptr, ffi::DataType::F32, nullptr, (*buffer)->typed_data(),
-                int64_t((*buffer)->element_count()), 0, 0};
-    const bool whole = int64_t(i) >= int64_t(rets.size()) - dense_layers;
-    if (whole) dense_words += layer.size;
-    (whole ? dense : layers).push_back(layer);
-  }
+  if (auto error = read_sums(rets, dense_layers, &layers, &dense); error.failure()) return error;
   const int64_t workers = words.dimensions()[0], capacity = words.dimensions()[1];
-  const auto starts = block_starts(layers, kHeader + dense_words, int(bits), bucket);
+  const auto starts = block_starts(layers, kHeader + entries_of(dense), int(bits), bucket);
   std::vector<const uint32_t*> bodies(size_t(workers), nullptr);  // of those that say something
   parallel_for(pool, workers, [&](int64_t w) {
     const uint32_t* message = words.typed_data() + w * capacity;
@@ -171,14 +129,7 @@ ffi::Error QsgdSum(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words, ffi::Resul
       }
     }
   });
-  int64_t at = kHeader;
-  for (const Layer& layer : dense) {
-    std::fill_n(layer.residual_out, layer.size, 0.0f);
-    for (const uint32_t* body : bodies) {
-      for (int64_t i = 0; body && i < layer.size; ++i) layer.residual_out[i] += bits_to_float(body[at + i]);
-    }
-    at += layer.size;
-  }
+  sum_whole_layers(bodies, dense);
   return ffi::Error::Success();
 }
 
