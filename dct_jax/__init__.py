@@ -39,6 +39,8 @@ from dct_jax.transforms import (
     init,
     local_value_and_grad,
     make_mesh,
+    push_pull,
+    server_params,
     simulate,
     stale_mean,
     state_specs,
@@ -51,7 +53,7 @@ __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'RowExchange', 'SparseBoundary',
     'Stream', 'Transport', 'accumulate', 'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean',
     'cast', 'compressed_mean', 'connect', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback',
-    'identity', 'init', 'local_value_and_grad', 'make_mesh', 'open_exchange', 'psum', 'qsgd', 'random_k',
-    'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state_specs', 'streams', 'three_lc',
+    'identity', 'init', 'local_value_and_grad', 'make_mesh', 'open_exchange', 'psum', 'push_pull', 'qsgd',
+    'random_k', 'server_params', 'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state_specs', 'streams', 'three_lc',
     'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from dct_jax.train.rows import RowsState
-from dct_jax.transforms import AccumulateState, CompressedMeanState, StaleMeanState
+from dct_jax.transforms import AccumulateState, CompressedMeanState, PushPullState, StaleMeanState
 
 SUM, COPY, RANK, MEAN, NEVER = 'sum', 'copy', 'rank', 'mean', 'never'
 _BY_FIELD = {'compressor': COPY, 'worker': RANK}  # of a CompressedMeanState
@@ -24,12 +24,14 @@ def rules(opt_state: Any) -> list[str]:
   Integers are never amounts here (counters, random keys). Accumulated local gradients are means, to
   which the next ones are averaged in: their mean over workers matters.
   """
-  special = (CompressedMeanState, StaleMeanState, AccumulateState, optax.MultiStepsState, RowsState)
+  special = (CompressedMeanState, PushPullState, StaleMeanState, AccumulateState, optax.MultiStepsState, RowsState)
   out = []
   for node in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, special)):
     if isinstance(node, CompressedMeanState):
       for name, part in node._asdict().items():
         out += [_BY_FIELD.get(name) or _by_type(x) for x in jax.tree.leaves(part)]
+    elif isinstance(node, PushPullState):
+      out += [NEVER] * len(jax.tree.leaves(node))
     elif isinstance(node, StaleMeanState | RowsState):
       out += rules(node[0]) + [NEVER] * len(jax.tree.leaves(node[1:]))
     elif isinstance(node, special):
@@ -63,8 +65,8 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
       workers, which is what an update applies, stays.
   """
   if rule == NEVER:
-    raise ValueError('tables are dealt out over workers, and stale_mean holds a message that is on its way, '
-                     'for as many workers as made it: they cannot be restored onto another number, got '
+    raise ValueError('tables and the slices of push_pull are dealt out over workers, and stale_mean holds a message '
+                     'that is on its way, for as many workers as made it: they cannot be restored onto another number, got '
                      f'{old=} and {new=}')
   parts = array.reshape(old, array.shape[0] // old, *array.shape[1:])
   if rule == COPY:

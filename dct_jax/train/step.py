@@ -13,13 +13,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import axes
-from dct_jax.transforms import CompressedMeanState, local_value_and_grad
+from dct_jax.transforms import CompressedMeanState, PushPullState, local_value_and_grad
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.transport.calls import ALGORITHMS, Settings
 
 BYTES = ('encoded_bytes', 'moved_bytes', 'sent_bytes', 'overflow_bytes')
 NEVER = 1.2345678e38  # adding up how often it occurs makes a dependency that XLA does not see through
-RESERVED = ('loss', *BYTES, 'density', 'nonfinite', 'drained')
+RESERVED = ('loss', *BYTES, 'density', 'nonfinite', 'drained', 'push_bytes', 'pull_bytes')
 
 
 def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, specs: Any,
@@ -44,8 +44,9 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
     (`shard_batch`). Metrics are scalars, equal on all workers: the loss and the aux scalars
     averaged over workers; `encoded_bytes`, `moved_bytes`, `sent_bytes` and `overflow_bytes` of one
     worker in this step, summed over the compressed means in `tx`; `density`, or `density/0`,
-    `density/1`, ... if there are several; and the running counts `nonfinite` and `drained`. There
-    are none of these if `tx` has no compressed mean.
+    `density/1`, ... if there are several; and the running counts `nonfinite` and `drained`. A `push_pull` counts
+    as a compressed mean, and has encoded `push_bytes` and `pull_bytes` besides. There are none of these if `tx`
+    has no compressed mean.
 
   Raises:
     ValueError: for an unknown axis; from the step, for aux that is not a dict of scalars.
@@ -195,6 +196,10 @@ def accounts(state: Any) -> dict:
   out = {name: sum(getattr(r, name) for r in receipts) for name in BYTES}
   several = len(means) > 1
   out |= {f'density/{i}' if several else 'density': r.density for i, r in enumerate(receipts)}
+  servers = [m for m in means if isinstance(m, PushPullState)]
+  if servers:
+    out['push_bytes'] = sum(m.push_receipt.encoded_bytes for m in servers)
+    out['pull_bytes'] = sum(m.pull_receipt.encoded_bytes for m in servers)
   return out | {name: sum(getattr(m.stats, name) for m in means)
                 for name in ('nonfinite', 'drained')}
 
@@ -205,5 +210,5 @@ def skipped_steps(state: Any) -> jax.Array:
 
 
 def _compressed_means(state):
-  is_one = lambda x: isinstance(x, CompressedMeanState)
+  is_one = lambda x: isinstance(x, CompressedMeanState | PushPullState)
   return [x for x in jax.tree.leaves(state, is_leaf=is_one) if is_one(x)]

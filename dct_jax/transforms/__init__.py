@@ -11,10 +11,11 @@ from dct_jax.transforms.placement import (
     state_specs,
     vmap_axes,
 )
+from dct_jax.transforms.push_pull import PushPullState, push_pull, server_params
 from dct_jax.transforms.simulate import simulate
 
 __all__ = [
-    'AccumulateState', 'CompressedMeanState', 'StaleMeanState', 'Stats', 'accumulate', 'bucketed_mean',
-    'compressed_mean', 'dct_dp', 'dense_mean', 'init', 'local_value_and_grad', 'make_mesh', 'simulate',
-    'stale_mean', 'state_specs', 'vmap_axes',
+    'AccumulateState', 'CompressedMeanState', 'PushPullState', 'StaleMeanState', 'Stats', 'accumulate',
+    'bucketed_mean', 'compressed_mean', 'dct_dp', 'dense_mean', 'init', 'local_value_and_grad', 'make_mesh',
+    'push_pull', 'server_params', 'simulate', 'stale_mean', 'state_specs', 'vmap_axes',
 ]

@@ -10,19 +10,14 @@ import optax
 from jax import lax
 
 from dct_jax import axes
-from dct_jax.transforms.compressed_mean import CompressedMeanState
+from dct_jax.contract import Receipt
 
 
 def _without_receipts(state):
   """Nothing was exchanged in this step, so nothing may be accounted for it."""
-
-  def clear(node):
-    if not isinstance(node, CompressedMeanState):
-      return node
-    receipt = jax.tree.map(jnp.zeros_like, node.stats.receipt)
-    return node._replace(stats=node.stats._replace(receipt=receipt))
-
-  return jax.tree.map(clear, state, is_leaf=lambda n: isinstance(n, CompressedMeanState))
+  is_one = lambda n: isinstance(n, Receipt)
+  clear = lambda n: jax.tree.map(jnp.zeros_like, n) if is_one(n) else n
+  return jax.tree.map(clear, state, is_leaf=is_one)
 
 
 class AccumulateState(NamedTuple):

@@ -97,11 +97,10 @@ def compressed_mean(
     checks.check_layers(layers, 'parameters')
     residual = empty_residual(layers) if compressor.feedback else ()
     zero = lambda dtype=jnp.uint32: jnp.zeros((), dtype)  # a buffer each: states are donated
-    receipt = Receipt(zero(), zero(), zero(), zero(), zero(jnp.float32))
     return CompressedMeanState(
         step=jnp.zeros((), jnp.int32), worker=jnp.zeros(1, jnp.uint32), residual=residual,
         compressor=compressor.init(layers), collective=collective.init(compressor.size(layers)),
-        stats=Stats(receipt, zero(), zero(), zero(jnp.float32)))
+        stats=Stats(no_receipt(), zero(), zero(), zero(jnp.float32)))
 
   def pack(updates, state):
     """Compresses; the state that comes back has the residual and the compressor's state after it."""
@@ -152,7 +151,7 @@ def compressed_mean(
 
     means = [_unless(bad, x / workers, nonfinite) for x in reduced.layers]
     rest = [_unless(bad, x, nonfinite) for x in _exact_mean(parcel.exact, parcel.live, axis_name)]
-    _maybe_raise(reduced, nonfinite)
+    maybe_raise(reduced, nonfinite)
     receipt = _with_exact(reduced.receipt, parcel.layers, parcel.exact, workers)
     stats = Stats(receipt, state.stats.nonfinite + reduced.nonfinite,
                   state.stats.corrupt + reduced.corrupt, state.stats.drained)
@@ -201,6 +200,11 @@ class CompressedMean(optax.GradientTransformation):
     return self
 
 
+def no_receipt() -> Receipt:
+  """Of a step that was not taken; a buffer for each number, since states are donated."""
+  return Receipt(*(jnp.zeros((), jnp.uint32) for _ in range(4)), jnp.zeros((), jnp.float32))
+
+
 def _drain(residual, period, step, worker, seed, axis_name):
   key = jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), step), worker)
   residual, drained = drain(residual, period, key)
@@ -230,7 +234,7 @@ def _unless(bad, mean, policy):
   return jnp.where(bad, jnp.nan if policy == 'pass' else 0.0, mean)
 
 
-def _maybe_raise(reduced, policy):
+def maybe_raise(reduced, policy):
   """Stops the program where a policy says so.
 
   All workers read the same headers, so that all of them stop and none waits for another. A message that was

@@ -14,6 +14,7 @@ from dct_jax import axes
 from dct_jax.transforms.accumulate import AccumulateState
 from dct_jax.transforms.compressed_mean import CompressedMeanState
 from dct_jax.transforms.overlap import StaleMeanState
+from dct_jax.transforms.push_pull import SLICED, PushPullState
 
 
 def make_mesh(workers: int | None = None, axis_name: str = 'data', stages: int = 1) -> Mesh:
@@ -99,6 +100,9 @@ def _known_specs(state, axis_name):
       per_worker = lambda x: shard if x.shape else whole
       return specs._replace(mean=known(node.mean), message=shard, live=shard,
                             compressor=jax.tree.map(per_worker, node.compressor))
+    if isinstance(node, PushPullState):
+      per_worker = lambda tree: jax.tree.map(lambda x: shard if x.shape else whole, tree)
+      return specs._replace(worker=shard, **{name: per_worker(getattr(node, name)) for name in SLICED})
     if isinstance(node, AccumulateState):
       return specs._replace(pending=tuple(shard for _ in node.pending),
                             inner=_known_specs(node.inner, axis_name))
@@ -111,7 +115,7 @@ def _known_specs(state, axis_name):
                             inner_opt_state=_known_specs(node.inner_opt_state, axis_name))
     return specs
 
-  kinds = (CompressedMeanState, StaleMeanState, AccumulateState, optax.MultiStepsState)
+  kinds = (CompressedMeanState, PushPullState, StaleMeanState, AccumulateState, optax.MultiStepsState)
   special = lambda n: isinstance(n, kinds)
   return jax.tree.map(known, state, is_leaf=special)
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, AxisType
 
-from dct_jax.transforms.placement import make_mesh, state_specs, vmap_axes
+from dct_jax.transforms.placement import state_specs, vmap_axes
 
 
 def simulate(tx: optax.GradientTransformation, params: Any, workers: int,
@@ -38,7 +38,7 @@ def simulate(tx: optax.GradientTransformation, params: Any, workers: int,
   """
   if workers < 1:
     raise ValueError(f'workers must be at least 1, got {workers=}')
-  mesh: Mesh = make_mesh(1, axis_name)
+  mesh = AbstractMesh((workers,), (axis_name,), axis_types=(AxisType.Auto,))  # there are no such devices
   axes = vmap_axes(state_specs(tx, params, mesh, axis_name))
   state = jax.tree.map(
       lambda x, a: jnp.stack([x] * workers) if a == 0 else x, tx.init(params), axes)

@@ -4,6 +4,7 @@ from dct_jax.transport.calls import (
     gather_messages,
     reduce_messages,
     reduce_stream,
+    scatter_messages,
     start_messages,
     wait_messages,
 )
@@ -11,4 +12,4 @@ from dct_jax.transport.connect import Transport, connect, local_group
 from dct_jax.transport.links import Links, local_links, open_links
 
 __all__ = ['Links', 'Transport', 'connect', 'gather_messages', 'local_group', 'local_links', 'open_links',
-           'reduce_messages', 'reduce_stream', 'start_messages', 'wait_messages']
+           'reduce_messages', 'reduce_stream', 'scatter_messages', 'start_messages', 'wait_messages']

@@ -85,6 +85,12 @@ def gather_messages(message: jax.Array, channel: int, workers: int, bulk=0) -> j
   return _call('gather_messages', shape, [_control(bulk), message], channel=np.int64(channel))
 
 
+def scatter_messages(messages: jax.Array, channel: int) -> jax.Array:
+  """Everybody's message to this worker, uint32[workers, capacity]; row p of `messages` goes to worker p."""
+  shape = jax.ShapeDtypeStruct(messages.shape, jnp.uint32)
+  return _call('scatter_messages', shape, [messages], channel=np.int64(channel))
+
+
 def is_bulk(words) -> jax.Array:
   """Whether messages of so many words should travel around a ring instead of directly."""
   return jnp.asarray(words > BULK_WORDS, jnp.uint32)

@@ -36,7 +36,7 @@ auto exchanging(Channel& on, const Body& body) {
   }
 }
 
-constexpr uint32_t kGatherKind = 0x6A7;  // no reduction hashes to it but by chance
+constexpr uint32_t kGatherKind = 0x6A7, kScatterKind = 0x5CA;  // no reduction hashes to them but by chance
 
 std::mutex started_mutex;
 std::map<int64_t, std::deque<std::shared_ptr<Task>>>& started() {
@@ -68,12 +68,15 @@ std::shared_ptr<Task> finish_task(int64_t number) {
   return task;
 }
 
-std::vector<uint32_t> used_words(ffi::Buffer<ffi::U32>& message) {
-  const uint32_t* words = message.typed_data();
-  const int64_t capacity = message.element_count();
+int64_t used_words(const uint32_t* words, int64_t capacity) {
   const int64_t length = capacity > 1 ? words[1] : 0;
   if (length < kHeader || length > capacity) throw Failure("a message is longer than its buffer");
-  return {words, words + length};
+  return length;
+}
+
+std::vector<uint32_t> used_words(ffi::Buffer<ffi::U32>& message) {
+  const uint32_t* words = message.typed_data();
+  return {words, words + used_words(words, int64_t(message.element_count()))};
 }
 
 // Everybody's message, by worker.
@@ -403,6 +406,31 @@ ffi::Error GatherMessages(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> m
     std::shared_ptr<Channel> on = channel(number);
     exchanging(*on, [&] { task.run(*on); });
     return write_gathered(task, out);
+  });
+}
+
+// Row p goes to worker p; what comes back is everybody's row for this one.
+ffi::Error ScatterMessages(ffi::Buffer<ffi::U32> messages, ffi::ResultBuffer<ffi::U32> out, int64_t number) {
+  return guarded([&] {
+    std::shared_ptr<Channel> on = channel(number);
+    const int64_t workers = messages.dimensions()[0], capacity = messages.dimensions()[1];
+    if (workers != on->size()) {
+      return ffi::Error::InvalidArgument("the channel has another number of workers than there are messages");
+    }
+    auto row = [&](int64_t w) { return messages.typed_data() + w * capacity; };
+    std::vector<Incoming> in = exchanging(*on, [&] {
+      on->begin(kScatterKind);
+      return on->exchange_all([&](int peer) -> std::vector<Piece> {
+        return {{row(peer), 4 * used_words(row(peer), capacity)}};
+      });
+    });
+    const int64_t me = on->rank();
+    std::memcpy(out->typed_data() + me * capacity, row(me), size_t(4 * used_words(row(me), capacity)));
+    for (const Incoming& one : in) {
+      if (one.frame.size > 4 * capacity) return ffi::Error::Internal("a message is longer than its buffer");
+      std::memcpy(out->typed_data() + one.peer * capacity, one.frame.begin(), size_t(one.frame.size));
+    }
+    return ffi::Error::Success();
   });
 }
 

@@ -34,6 +34,8 @@ ffi::Error Settle(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ff
 ffi::Error GatherMessages(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> message,
                           ffi::ResultBuffer<ffi::U32> out, int64_t number);
 
+ffi::Error ScatterMessages(ffi::Buffer<ffi::U32> messages, ffi::ResultBuffer<ffi::U32> out, int64_t number);
+
 ffi::Error ReduceMessages(ffi::ThreadPool, ffi::Buffer<ffi::U32> control,
                           ffi::Buffer<ffi::U32> message, ffi::RemainingArgs,
                           ffi::ResultBuffer<ffi::U32> info, ffi::RemainingRets, int64_t number,

@@ -122,6 +122,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessages, dct::GatherMessages,
                                   .Ret<ffi::Buffer<ffi::U32>>()
                                   .Attr<int64_t>("channel"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctScatterMessages, dct::ScatterMessages,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .Attr<int64_t>("channel"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceMessages, dct::ReduceMessages,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
@@ -190,6 +196,7 @@ PyObject* handlers(PyObject*, PyObject*) {
   add("three_lc_encode", DctThreeLcEncode);
   add("three_lc_sum", DctThreeLcSum);
   add("gather_messages", DctGatherMessages);
+  add("scatter_messages", DctScatterMessages);
   add("reduce_messages", DctReduceMessages);
   add("reduce_messages_start", DctReduceMessagesStart);
   add("reduce_stream", DctReduceStream);

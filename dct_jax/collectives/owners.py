@@ -1,0 +1,161 @@
+"""Messages to the owners of slices, and the owners' answers to all: what a sharded parameter server needs.
+
+Every worker has one message for each owner; owner p gets everybody's p-th one (push). What it makes of them goes back
+as one message, made once, to all workers (pull). Both exchanges carry as many words as the longest message of the
+last step wanted; what everybody has to know about the pushes travels with the answers, in the words before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dct_jax import axes
+from dct_jax.collectives import ladder
+from dct_jax.collectives.all_gather import FRAME_HEAD, check_size
+from dct_jax.contract import Receipt, Room, Size, Unpacked
+from dct_jax.transport import Transport, gather_messages, scatter_messages
+from dct_jax.transport.calls import is_bulk
+from dct_jax.wire import header
+
+NOTE = 8  # words before an answer; the second is the length of all of it, as in every message
+
+
+class OwnersState(NamedTuple):
+  """State of an `Owners`, equal on all workers: words of the longest message wanted in the last step."""
+
+  push: jax.Array
+  pull: jax.Array
+
+
+class Arrived(NamedTuple):
+  """What an owner got; it differs between workers."""
+
+  unpacked: Unpacked  # the sum over workers
+  heads: header.Header
+  own_words: jax.Array  # of the message to itself, which no network carries
+
+
+class Answers(NamedTuple):
+  """What everybody knows after a step, equal on all workers."""
+
+  parts: Any  # of each owner's answer, with a leading axis of owners
+  nonfinite: jax.Array  # uint32: workers whose gradient was not finite
+  corrupt: jax.Array  # uint32: messages that failed their checks
+  push: Receipt
+  pull: Receipt
+  state: OwnersState
+
+
+class Owners:
+  """The two exchanges of one axis.
+
+  Args:
+    axis_name: of the workers, each of which owns a slice; None for a single one.
+    rungs: capacities to compile for each exchange; a transport needs but one.
+    transport: from `dct_jax.connect`; messages then travel as long as they are.
+  """
+
+  def __init__(self, axis_name: axes.AxisName | None, rungs: int = 12, transport: Transport | None = None):
+    if rungs < 1:
+      raise ValueError(f'rungs must be at least 1, got {rungs=}')
+    self.axis_name, self.transport = axis_name, transport
+    self.rungs = rungs if transport is None else 1
+    self.channels = None if transport is None else (transport.open(), transport.open())
+
+  def init(self, push: Size, pull: Size) -> OwnersState:
+    return OwnersState(jnp.asarray(push.nominal, jnp.uint32), jnp.asarray(pull.nominal, jnp.uint32))
+
+  def room(self, wanted: jax.Array, size: Size, workers: int) -> Room:
+    """For one message, of either exchange."""
+    steps = ladder.rungs(size, workers, self.rungs, False)
+    words = jnp.array(steps, jnp.uint32)[ladder.choose(steps, wanted, False, size.largest)]
+    return Room(words=words, live=1, capacity=max(steps))
+
+  def push(self, messages: jax.Array, read: Callable[[jax.Array], Unpacked], state: OwnersState,
+           size: Size) -> Arrived:
+    """Everybody's message to this owner, added up; messages are uint32[owners, words]."""
+
+    def carry(words):
+      part = messages[:, :words]
+      if self.axis_name is None:
+        arrived = part
+      elif self.transport is None:
+        arrived = lax.all_to_all(part, self.axis_name, 0, 0)
+      else:
+        check_size(self.transport, self.axis_name)
+        arrived = axes.vary_as(scatter_messages(part, self.channels[0]), (messages,))
+      return read(arrived), header.read_headers(arrived)
+
+    unpacked, heads = self._on_a_rung(carry, state.push, size, messages.shape[0])
+    me = 0 if self.axis_name is None else lax.axis_index(self.axis_name)
+    return Arrived(unpacked, heads, header.read_headers(messages).length[me])
+
+  def pull(self, message: jax.Array, read: Callable[[jax.Array], Unpacked], arrived: Arrived, state: OwnersState,
+           push_size: Size, size: Size) -> Answers:
+    """All owners' answers; `read` takes one of them."""
+    letter = jnp.concatenate([_note(message, arrived), message])
+
+    def carry(words):
+      part = letter[:NOTE + words]
+      if self.axis_name is None:
+        gathered = part[None]
+      elif self.transport is None:
+        gathered = axes.gather(part, self.axis_name)
+      else:
+        gathered = gather_messages(part, self.channels[1], self.transport.size, is_bulk(state.pull))
+      unpacked = jax.vmap(lambda m: read(m[None]))(gathered[:, NOTE:])
+      return unpacked, gathered[:, :NOTE], header.read_headers(gathered[:, NOTE:])
+
+    workers = axes.axis_size(self.axis_name)
+    unpacked, notes, heads = self._on_a_rung(carry, state.pull, size, workers)
+    return self._answers(unpacked, notes, heads, state, push_size, size, workers)
+
+  def _on_a_rung(self, carry, wanted, size, workers):
+    steps = ladder.rungs(size, workers, self.rungs, False)
+    branches = [lambda w=w: carry(w) for w in steps]
+    rung = ladder.choose(steps, wanted, False, size.largest)
+    return lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
+
+  def _answers(self, unpacked, notes, heads, state, push_size, size, workers) -> Answers:
+    wanted, _, corrupt, nonfinite, words, missing, entries, own = notes.T
+    bad = unpacked.intact.reshape(-1) == 0
+    every = lambda x: jnp.sum(x, dtype=jnp.uint32)
+    lacking = jnp.where(heads.wanted > heads.length, heads.wanted - heads.length, 0)
+    push = self._receipt(every(words), every(words) - every(own), every(missing), every(entries),
+                         state.push, push_size, workers, workers)
+    all_pulls = every(heads.length) + NOTE * workers
+    pull = self._receipt(all_pulls, all_pulls * (workers - 1), every(lacking), every(unpacked.entries),
+                         state.pull, size, workers, 1)
+    keep = (nonfinite[0] > 0)  # such a step says nothing about the next one
+    new = OwnersState(jnp.where(keep, state.push, jnp.max(wanted)), jnp.where(keep, state.pull, jnp.max(heads.wanted)))
+    return Answers(unpacked.layers, nonfinite[0], every(corrupt) + every(bad), push, pull, new)
+
+  def _receipt(self, encoded, crossing, missing, entries, wanted, size, workers, messages) -> Receipt:
+    """Of one worker; `encoded` and the others are words of all of them, `messages` what one puts in."""
+    each = lambda x: 4 * (x // workers) + 4 * (x % workers) // workers
+    if self.transport is not None or self.axis_name is None:
+      moved, sent = each(encoded), each(crossing) + jnp.uint32(FRAME_HEAD * (workers - 1))
+    else:
+      words = self.room(wanted, size, workers).words + (NOTE if messages == 1 else 0)
+      moved, sent = 4 * words * messages, 4 * words * (workers - 1)
+    if workers == 1:
+      sent = jnp.uint32(0)
+    # Pushes are of all entries, an answer of a worker's own slice: either way all entries count once.
+    density = entries.astype(jnp.float32) / (size.dense * workers * messages)
+    return Receipt(each(encoded), moved, sent, each(missing), density)
+
+
+def _note(message, arrived: Arrived):
+  """What all have to know of the pushes to this owner; see `NOTE`."""
+  heads, intact = arrived.heads, arrived.unpacked.intact
+  every = lambda x: jnp.sum(x, dtype=jnp.uint32)
+  lacking = jnp.where(heads.wanted > heads.length, heads.wanted - heads.length, 0)
+  return jnp.stack([
+      jnp.max(heads.wanted * intact), header.read_headers(message).length + NOTE, every(1 - intact),
+      every(heads.nonfinite * intact), every(heads.length), every(lacking), every(arrived.unpacked.entries),
+      arrived.own_words])

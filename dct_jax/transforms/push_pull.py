@@ -1,0 +1,231 @@
+"""A parameter server that lies on the workers themselves, with compressed pushes and pulls."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from dct_jax import axes, kernels
+from dct_jax.collectives.owners import Owners
+from dct_jax.compressors import empty_residual
+from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Receipt
+from dct_jax.transforms import checks
+from dct_jax.transforms.compressed_mean import POLICIES, Stats, maybe_raise, no_receipt
+from dct_jax.transport import Transport
+
+
+class PushPullState(NamedTuple):
+  """State of `push_pull`. What is of owners has a slice on each worker."""
+
+  step: jax.Array
+  worker: jax.Array  # uint32[1]: which worker this is
+  push_residual: tuple[jax.Array, ...]  # [owners, slice] for each layer; differs by worker
+  push: Any  # the compressor's state, with a leading axis of owners
+  pull_residual: tuple[jax.Array, ...]  # [slice] for each layer: what the workers' model still lacks
+  pull: Any
+  optimizer: Any
+  owners: Any
+  stats: Stats  # of both directions together
+  push_receipt: Receipt
+  pull_receipt: Receipt
+
+
+SLICED = ('push_residual', 'push', 'pull_residual', 'pull', 'optimizer')  # of these, arrays differ by worker
+
+
+def push_pull(
+    push: Compressor,
+    pull: Compressor,
+    optimizer: optax.GradientTransformation,
+    axis_name: axes.AxisName | None = None,
+    *,
+    workers: int = 1,
+    nonfinite: str = 'skip',
+    rungs: int = 12,
+    transport: Transport | None = None,
+) -> optax.GradientTransformation:
+  """Gradients are pushed to owners of slices, which apply an optimizer and send model deltas back.
+
+  Each worker owns an equal slice of every layer, with the optimizer's state for it. A step: every worker compresses
+  its gradient, slice by slice, for the owners; an owner averages what it gets, applies the optimizer, and
+  compresses the change of the model once, for all. Both directions have their own residuals, so that nothing is
+  lost in either; all workers apply the same deltas, and their models stay bitwise equal.
+
+  The owners' model, which the optimizer sees, is ahead of the workers' by what is still in the pull residuals:
+  `server_params` has it.
+
+  Args:
+    push: compressor of gradients, in `error_feedback` where it needs that. Its scales are of slices, and
+      its `dense_below` counts a slice's entries.
+    pull: compressor of model deltas.
+    optimizer: any that works on each entry alone (SGD, momentum, Adam, weight decay, ...) and whose state does not
+      begin as a copy of parameters. Norms over a layer or a model would be those of slices.
+    axis_name: mapped axis of the workers; None for a single one.
+    workers: how many there are; the state has their slices from the beginning.
+    nonfinite: what to do when a gradient has a NaN or an infinity: 'skip', 'raise' or 'pass', as of
+      `compressed_mean`. The optimizer's state never sees it.
+    rungs: message lengths to compile for either direction.
+    transport: from `dct_jax.connect`; messages then travel as long as they are.
+
+  Returns:
+    An `optax.GradientTransformation` that takes local gradients and gives the workers' updates: nothing is
+    chained behind it.
+
+  Examples:
+    >>> import dct_jax, jax.numpy as jnp, optax
+    >>> compressor = dct_jax.error_feedback(dct_jax.three_lc(dense_below=0))
+    >>> tx = dct_jax.push_pull(compressor, compressor, optax.sgd(0.5), 'data', workers=2)
+    >>> params = jnp.zeros(4)
+    >>> update, state = dct_jax.simulate(tx, params, workers=2)
+    >>> updates, state = update(jnp.array([[2.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 4.0]]), state, params)
+    >>> updates.tolist()                            # the mean, times -0.5
+    [-0.5, 0.0, 0.0, -1.0]
+
+  References:
+    Lim, Andersen and Kaminsky, 3LC, SysML 2019, section 3; Li et al., Scaling Distributed Machine Learning with
+    the Parameter Server, OSDI 2014.
+  """
+  for name, compressor in (('push', push), ('pull', pull)):
+    if compressor.linear is not None:
+      raise ValueError(f'{name} must not be a compressor for psum (identity, random_k(shared=True)); '
+                       "cast('float32') sends everything as it is")
+  if nonfinite not in POLICIES:
+    raise ValueError(f'nonfinite must be one of {POLICIES}, got {nonfinite=}')
+  if workers < 1 or (axis_name is None and workers != 1):
+    raise ValueError(f'workers must be at least 1, and 1 without an axis, got {workers=} and {axis_name=}')
+  owners = Owners(axis_name, rungs, transport)
+
+  def sizes_of(layers):
+    one = tuple(jax.ShapeDtypeStruct((slice_size(x.size, workers),), jnp.float32) for x in layers)
+    return one, push.size(one), pull.size(one)
+
+  def init(params):
+    layers, _ = checks.split_layers(params, None)
+    checks.check_layers(layers, 'parameters')
+    rows = tuple(to_slices(jnp.zeros(x.shape, jnp.float32), workers) for x in layers)
+    one = tuple(x[0] for x in rows)
+    _, push_size, pull_size = sizes_of(layers)
+    copies = lambda x: jnp.stack([x] * workers)
+    zero = lambda: jnp.zeros((), jnp.uint32)
+    slices = jax.tree.unflatten(jax.tree.structure(params), one)
+    return PushPullState(
+        step=jnp.zeros((), jnp.int32), worker=jnp.zeros(1, jnp.uint32),
+        push_residual=empty_residual(rows) if push.feedback else (),
+        push=jax.tree.map(copies, push.init(one)),
+        pull_residual=empty_residual(one) if pull.feedback else (), pull=pull.init(one),
+        optimizer=optimizer.init(slices), owners=owners.init(push_size, pull_size),
+        stats=Stats(no_receipt(), zero(), zero(), jnp.zeros((), jnp.float32)),
+        push_receipt=no_receipt(), pull_receipt=no_receipt())
+
+  def update(updates, state, params=None):
+    layers, _ = checks.split_layers(updates, None)
+    checks.check_layers(layers, 'gradients')
+    (layers,) = checks.check_local((layers,), state.worker, axis_name)
+    _check_workers(axis_name, workers)
+    worker = lax.axis_index(axis_name).astype(jnp.uint32) if axis_name is not None else jnp.uint32(0)
+    live = kernels.all_finite(layers).reshape(())
+    one, push_size, pull_size = sizes_of(layers)
+    rows = tuple(to_slices(x.astype(jnp.float32), workers) for x in layers)
+
+    room = owners.room(state.owners.push, push_size, workers)._replace(live=live, worker=worker)
+    pushed = jax.vmap(push.compress, in_axes=(0, 0, 0, None))(
+        rows, state.push_residual if push.feedback else None, state.push, room)
+    one_state = jax.tree.map(lambda x: x[0], state.push)  # what is used of it is equal for all
+    arrived = owners.push(pushed.message, lambda m: push.decompress(m, one, one_state), state.owners, push_size)
+
+    bad = jnp.sum(arrived.heads.nonfinite) > 0
+    delta, optimizer_state = _server_step(optimizer, arrived.unpacked.layers, bad, state, updates, params, worker,
+                                          workers)
+    room = owners.room(state.owners.pull, pull_size, workers)
+    room = room._replace(words=jnp.where(bad, 0, room.words), worker=worker)
+    answer = pull.compress(delta, state.pull_residual if pull.feedback else None, state.pull, room)
+    answers = owners.pull(answer.message, lambda m: pull.decompress(m, one, state.pull), arrived, state.owners,
+                          push_size, pull_size)
+
+    called_off = answers.nonfinite > 0  # the same number as `bad`, but known to be equal everywhere
+    optimizer_state = jax.tree.map(lambda old, x: jnp.where(called_off, old, x), state.optimizer, optimizer_state)
+    push_residual = ()
+    if push.feedback:
+      mode = jnp.where(called_off, TAKE_BACK, KEEP)
+      push_residual = jax.vmap(push.settle, in_axes=(None, 0, 0, 0))(
+          mode, pushed.message, pushed.residual, state.push)
+    maybe_raise(answers, nonfinite)
+    fill = jnp.nan if nonfinite == 'pass' else 0.0
+    said = [jnp.where(called_off, fill, from_slices(x, like.shape))
+            for x, like in zip(answers.parts, layers, strict=True)]
+    stats = Stats(_together(answers.push, answers.pull), state.stats.nonfinite + answers.nonfinite,
+                  state.stats.corrupt + answers.corrupt, state.stats.drained)
+    new = PushPullState(
+        state.step + 1, worker.reshape(1), push_residual, pushed.state, answer.residual or (), answer.state,
+        optimizer_state, answers.state, stats, answers.push, answers.pull)
+    return checks.merge_layers(updates, None, said, ()), new
+
+  return optax.GradientTransformation(init, update)
+
+
+def server_params(params: Any, state: Any) -> Any:
+  """The model that owners have: the workers' and what is still to be sent of it.
+
+  Args:
+    params: the workers' model.
+    state: an optimizer state with a `PushPullState` in it, as it lies on the mesh, outside of `shard_map`.
+
+  Raises:
+    ValueError: if there is none, or several.
+  """
+  is_one = lambda x: isinstance(x, PushPullState)
+  found = [x for x in jax.tree.leaves(state, is_leaf=is_one) if is_one(x)]
+  if len(found) != 1:
+    raise ValueError(f'there must be one push_pull in the optimizer, got {len(found)}')
+  if not found[0].pull_residual:
+    return params
+  leaves, structure = jax.tree.flatten(params)
+  ahead = [x + from_slices(e, x.shape).astype(x.dtype)
+           for x, e in zip(leaves, found[0].pull_residual, strict=True)]
+  return jax.tree.unflatten(structure, ahead)
+
+
+def slice_size(size: int, workers: int) -> int:
+  return -(-size // workers)
+
+
+def to_slices(x: jax.Array, workers: int) -> jax.Array:
+  """An array as [workers, slice], padded with zeros."""
+  each = slice_size(x.size, workers)
+  return jnp.pad(x.reshape(-1), (0, each * workers - x.size)).reshape(workers, each)
+
+
+def from_slices(slices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """The inverse of `to_slices`, of any array that holds the slices one after the other."""
+  size = 1
+  for n in shape:
+    size *= n
+  return slices.reshape(-1)[:size].reshape(shape)
+
+
+def _server_step(optimizer, sums, bad, state, updates, params, worker, workers):
+  """What the owner of a slice does: the change of the model, and the optimizer's state after it."""
+  structure = jax.tree.structure(updates)
+  mean = jax.tree.unflatten(structure, [x / workers for x in sums])
+  model = None
+  if params is not None:
+    mine = [to_slices(jnp.asarray(x, jnp.float32), workers)[worker] for x in jax.tree.leaves(params)]
+    if state.pull_residual:
+      mine = [x + e for x, e in zip(mine, state.pull_residual, strict=True)]
+    model = jax.tree.unflatten(structure, mine)
+  delta, new = optimizer.update(mean, state.optimizer, model)
+  return tuple(jnp.where(bad, 0, x).astype(jnp.float32) for x in jax.tree.leaves(delta)), new
+
+
+def _check_workers(axis_name, workers):
+  if axes.axis_size(axis_name) != workers:
+    raise ValueError(f'push_pull was made for {workers=}, but {axis_name=} has {axes.axis_size(axis_name)}')
+
+
+def _together(a: Receipt, b: Receipt) -> Receipt:
+  """Both directions: bytes add up."""
+  return Receipt(*(x + y for x, y in zip(a[:-1], b[:-1], strict=True)), (a.density + b.density) / 2)
