@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 GROUPS = 3
@@ -32,9 +33,9 @@ class Block(nn.Module):
 class ResNet(nn.Module):
   """A residual network of basic blocks: three groups of them, each with twice the filters of the one before.
 
-  Shortcuts have no parameters: where the shape changes, every other pixel and zeros for the new filters (option A
-  of the paper). A block's convolutions pad by one pixel on each side also where they skip, as the paper's do; the
-  'SAME' of XLA would pad by one pixel on one side there.
+  Shortcuts have no parameters: where the shape changes, every other pixel and zeros for the new filters
+  (option A of the paper). A block's convolutions pad by one pixel on each side also where they skip, as the
+  paper's do; the 'SAME' of XLA would pad by one pixel on one side there.
 
   Attributes:
     depth: 6 n + 2 layers with parameters, for n blocks in a group: 8, 14, 20, ..., 110.
@@ -88,3 +89,8 @@ def _conv(filters, stride=1):
 def _shortcut(x, filters, stride):
   new = filters - x.shape[-1]
   return jnp.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (new // 2, new - new // 2)))
+
+
+def is_kernel(variables):
+  """Which leaves are kernels: only these are compressed and decay, not normalization, biases and averages."""
+  return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == 'kernel', variables)
