@@ -61,7 +61,8 @@ def make_optimizer(config, weights_optimizer):
   means = {'float32': lambda: dct_jax.dense_mean('data'),
            'dct': lambda: dct_jax.dct_dp(config.sparsity, config.lifespan, 'data', mask=is_kernel)}
   optimizers = {'params': weights_optimizer, 'batch_stats': optax.sgd(1.0)}
-  return optax.chain(means[config.compressor](), optax.multi_transform(optimizers, lambda tree: {k: k for k in tree}))
+  apart = optax.multi_transform(optimizers, lambda tree: {k: k for k in tree})
+  return optax.chain(means[config.compressor](), apart)
 
 
 def make_weights_optimizer(config):
