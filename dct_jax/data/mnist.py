@@ -7,6 +7,7 @@ import lzma
 import math
 import os
 import pathlib
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -16,15 +17,27 @@ PIXELS = 28 * 28
 Set = dict[str, np.ndarray]  # 'x': float32[rows, 784] in [0, 1]; 'y': int32[rows]
 
 
+def read_bytes(path: str | os.PathLike) -> bytes:
+  """What is in a file, plain, .gz or .xz by the end of its name.
+
+  Raises:
+    ValueError: if a packed file is cut off or broken.
+  """
+  path = pathlib.Path(path)
+  try:
+    with OPEN.get(path.suffix, open)(path, 'rb') as file:
+      return file.read()
+  except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+    raise ValueError(f'{path} cannot be unpacked: {error}') from error
+
+
 def read_idx(path: str | os.PathLike) -> np.ndarray:
   """Reads an idx file of bytes, plain, .gz or .xz by the end of its name.
 
   Raises:
     ValueError: if it is not such a file, or not all there.
   """
-  path = pathlib.Path(path)
-  with OPEN.get(path.suffix, open)(path, 'rb') as file:
-    data = file.read()
+  data = read_bytes(path)
   if len(data) < 4 or data[:3] != b'\0\0\x08':  # 8: unsigned bytes; the next one counts dimensions
     raise ValueError(f'{path} is not an idx file of bytes, it begins with {data[:4]!r}')
   start = 4 + 4 * data[3]
@@ -74,10 +87,16 @@ def digits_stand_in() -> dict[str, Set]:
 
   1,440 training and 357 test images, each pixel of 8 x 8 as 3 x 3, in a margin of 2.
   """
+  large = lambda x: np.pad(np.kron(x, np.ones((1, 3, 3), np.float32)), ((0, 0), (2, 2), (2, 2)))
+  return {name: {'x': large(part['x']).reshape(-1, PIXELS), 'y': part['y']}
+          for name, part in digits().items()}
+
+
+def digits() -> dict[str, Set]:
+  """scikit-learn's digits, 1,440 to train and 357 to test; here 'x' is float32[rows, 8, 8] in [0, 1]."""
   from sklearn import datasets
   images, labels = datasets.load_digits(return_X_y=True)
-  large = np.kron(images.reshape(-1, 8, 8), np.ones((1, 3, 3)))
-  x = np.pad(large, ((0, 0), (2, 2), (2, 2))).reshape(-1, PIXELS)
+  x = (images.reshape(-1, 8, 8) / 16).astype(np.float32)
   order = np.random.default_rng(0).permutation(len(x))
-  return {name: {'x': (x[rows] / 16).astype(np.float32), 'y': labels[rows].astype(np.int32)}
+  return {name: {'x': x[rows], 'y': labels[rows].astype(np.int32)}
           for name, rows in [('train', order[:1440]), ('test', order[1440:])]}

@@ -1,0 +1,119 @@
+"""3LC's workload: a ResNet on CIFAR-10, or on small digits, with 32 images a worker.
+
+    python experiments/resnet_cifar.py --data=cifar10/ --depth=20
+    python experiments/resnet_cifar.py --method=float32          # no files: a stand-in, and depth 8
+"""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, logging
+
+import dct_jax
+from dct_jax import train
+from dct_jax.data import cifar
+from dct_jax.models.batch_stats import follow_first_worker
+from dct_jax.models.resnet import ResNet, is_kernel
+from dct_jax.train import experiment
+
+experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/resnet_cifar.py', {
+    'data': (str, 'Directory of the .bin files; scikit-learn\'s digits without it.'),
+    'depth': (int, 'Layers, 6 n + 2; 0 is 20 for CIFAR, 8 for digits.'),
+    'width': (int, 'Factor of the 16, 32 and 64 filters.'),
+    'batch': (int, 'Images a step and worker.'),
+    'learning_rate': (float, 'Of one worker, multiplied by their number; it decays to 1% with a cosine.'),
+    'warmup': (float, 'Share of the steps in which the learning rate grows from 0.'),
+    'sparsity': (float, 'Share of each layer that stays behind, of dct.'),
+    'lifespan': (int, 'Steps for which a threshold is kept, of dct.'),
+    'evaluated': (int, 'Rows of either set that the losses are of.'),
+    'evaluate_every': (int, 'Steps between two evaluations.'),
+    'checkpoint_every': (int, 'Steps between two checkpoints.')})
+CHUNK = 1000  # images that are evaluated at once
+
+
+def load(config):
+  if config.data:
+    return cifar.load(config.data)
+  logging.warning('no --data: this is not CIFAR but a stand-in, scikit-learn\'s digits')
+  return cifar.digits()
+
+
+def make_batches(data, config, mesh, step):
+  """Every epoch in an order of its own; crops by step and worker. A resumed run goes on in both."""
+  rows = config.batch * config.workers
+  each = len(data['x']) // rows
+  while True:
+    order = np.random.default_rng([config.seed, step // each]).permutation(len(data['x']))
+    mine = order[step % each * rows:][:rows].reshape(config.workers, -1)
+    x = [cifar.augment(data['x'][r], config.seed, step, w, flip=bool(config.data)) for w, r in enumerate(mine)]
+    yield train.share_batch({'x': np.concatenate(x), 'y': data['y'][mine.reshape(-1)]}, mesh)
+    step += 1
+
+
+def make_optimizer(config, weights_optimizer):
+  """How local gradients become updates; the choice of the compressor is here and nowhere else.
+
+  Only kernels are compressed: the rest is small. The moving averages follow the first worker's.
+  """
+  means = {'float32': lambda: dct_jax.dense_mean('data'),
+           'dct': lambda: dct_jax.dct_dp(config.sparsity, config.lifespan, 'data', mask=is_kernel)}
+  optimizers = {'params': weights_optimizer, 'batch_stats': optax.sgd(1.0)}
+  apart = optax.multi_transform(optimizers, lambda tree: {k: k for k in tree})
+  return optax.chain(means[config.compressor](), apart)
+
+
+def make_weights_optimizer(config):
+  peak = config.learning_rate * config.workers
+  rate = optax.warmup_cosine_decay_schedule(
+      0.0, peak, int(config.warmup * config.steps), config.steps, end_value=0.01 * peak)
+  return optax.chain(optax.add_decayed_weights(config.weight_decay, is_kernel),
+                     optax.sgd(rate, momentum=config.momentum))
+
+
+def make_evaluate(measure, data, config, mesh):
+  """Losses and accuracies of both sets, in chunks of one size; what does not fill the last one is left out."""
+  measure_all, parts = train.make_eval(measure, mesh), {}
+  for name, part in data.items():
+    rows = min(config.evaluated, len(part['x']))
+    size = min(CHUNK, rows) // mesh.size * mesh.size
+    parts[name] = [train.share_batch({k: v[i:i + size] for k, v in part.items()}, mesh)
+                   for i in range(0, rows - size + 1, size)]
+  return lambda params, _: {f'{name}_{k}': v / len(chunks) for name, chunks in parts.items()
+                            for k, v in train.sum_batches(measure_all, params, chunks).items()}
+
+
+def train_one(config, workdir):
+  """Trains with one method; everything worth keeping is in `workdir` afterwards."""
+  model = ResNet(config.depth or (20 if config.data else 8), width=config.width)
+  mesh, data = dct_jax.make_mesh(config.workers), load(config)
+  cross_entropy = lambda logits, y: optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+  def loss_fn(variables, batch):
+    logits, new = model.apply(variables, batch['x'], train=True, mutable=['batch_stats'])
+    loss = cross_entropy(logits, batch['y'])
+    return follow_first_worker(loss, variables['batch_stats'], new['batch_stats'], 'data')
+
+  def measure(variables, batch):
+    logits = model.apply(variables, batch['x'])
+    return {'loss': cross_entropy(logits, batch['y']), 'accuracy': jnp.mean(logits.argmax(-1) == batch['y'])}
+
+  tx = make_optimizer(config, make_weights_optimizer(config))
+  variables = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
+  variables, state, specs = dct_jax.init(tx, variables, mesh)
+  fixed = {k: v for k, v in config.to_dict().items() if k not in ('workers', 'data')}  # these may change
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed, keep=2)
+  variables, state, start = experiment.resume(checkpoints, variables, state, specs, mesh)
+  with train.MetricsWriter(workdir) as writer:
+    train.run(train.make_step(loss_fn, tx, mesh, specs), variables, state,
+              make_batches(data['train'], config, mesh, start), steps=config.steps, start=start, metrics=writer,
+              checkpoints=checkpoints, checkpoint_every=config.checkpoint_every,
+              evaluate=make_evaluate(measure, data, config, mesh), evaluate_every=config.evaluate_every,
+              show=('test_accuracy',))
+
+
+if __name__ == '__main__':
+  app.run(experiment.main(
+      train_one, compare=('float32', 'dct'), columns=('train_loss', 'test_loss', 'test_accuracy')))

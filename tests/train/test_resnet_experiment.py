@@ -1,0 +1,53 @@
+"""`experiments/resnet_cifar.py` from its command line, on digits, for a few steps."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from dct_jax.train import read_metrics
+
+pytest.importorskip('matplotlib')
+pytest.importorskip('sklearn')
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(*arguments):
+  return subprocess.run(
+      [sys.executable, str(ROOT / 'experiments/resnet_cifar.py'), '--workers=2', *arguments],
+      capture_output=True, text=True, env=os.environ | {'PYTHONPATH': str(ROOT)}, timeout=240, check=False)
+
+
+def test_learns_digits_and_goes_on_where_it_stopped(tmp_path):
+  flags = ('--steps=12', '--evaluate_every=2', '--checkpoint_every=6', '--learning_rate=0.05')
+  done = run(*flags, f'--workdir={tmp_path / "whole"}')
+  assert done.returncode == 0, done.stderr
+  assert 'not CIFAR but a stand-in' in done.stderr
+  rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:3]}
+  assert set(rows) == {'float32', 'dct'}
+  lines = read_metrics(tmp_path / 'whole/float32')
+  assert lines[-1]['loss'] < 0.8 * lines[0]['loss']
+  assert lines[-1]['eval/train_loss'] != lines[-1]['loss']
+  dense, sparse = (read_metrics(tmp_path / 'whole' / name)[-1] for name in rows)
+  assert sparse['total_encoded_bytes'] < dense['total_encoded_bytes'] / 3
+
+  shutil.copytree(tmp_path / 'whole/dct', tmp_path / 'parts/dct')
+  shutil.rmtree(tmp_path / 'parts/dct/checkpoints/12')
+  (tmp_path / 'parts/dct/metrics.jsonl').unlink()
+  rest = run(*flags, '--method=dct', '--resume', f'--workdir={tmp_path / "parts"}')
+  assert rest.returncode == 0, rest.stderr
+  losses = lambda name: {x['step']: (x['loss'], x['eval/test_loss'])
+                         for x in read_metrics(tmp_path / name / 'dct')}
+  whole = losses('whole')
+  assert losses('parts') == {step: whole[step] for step in (8, 10, 12)}
+
+
+@pytest.mark.parametrize(('flag', 'message'), [
+    ('--depth=10', 'depth must be 6 n'), ('--data=nowhere', 'no directory nowhere')])
+def test_bad_settings_are_refused(flag, message, tmp_path):
+  done = run('--steps=1', f'--workdir={tmp_path}', flag)
+  assert done.returncode
+  assert message in done.stderr
