@@ -23,8 +23,12 @@ from dct_jax.compressors import (
     dct_threshold,
     error_feedback,
     identity,
+    int8,
+    one_bit,
     qsgd,
     random_k,
+    sampled_top_k,
+    stochastic_ternary,
     top_k,
 )
 from dct_jax.contract import Collective, Compressor, Room, whole_room
@@ -50,7 +54,7 @@ __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'RowExchange', 'SparseBoundary',
     'Stream', 'Transport', 'accumulate', 'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean',
     'cast', 'compressed_mean', 'connect', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback',
-    'identity', 'init', 'local_value_and_grad', 'make_mesh', 'open_exchange', 'psum', 'qsgd', 'random_k',
-    'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state_specs', 'streams', 'top_k',
-    'vmap_axes', 'whole_room', '__version__',
+    'identity', 'init', 'int8', 'local_value_and_grad', 'make_mesh', 'one_bit', 'open_exchange', 'psum', 'qsgd',
+    'random_k', 'sampled_top_k', 'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean',
+    'state_specs', 'stochastic_ternary', 'streams', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]
