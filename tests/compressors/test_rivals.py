@@ -30,6 +30,11 @@ def compress(compressor):
       layers, residual, state, room._replace(capacity=compressor.size(layers).largest + 3)))
 
 
+@functools.cache
+def read(compressor):
+  return jax.jit(lambda message, layers: compressor.decompress(message[None], layers, None))
+
+
 def send(compressor, layers, residual=None, step=0, worker=0, live=1, words=None):
   """Compresses, in a buffer that is a little longer than the message."""
   state = compressor.init(layers)
@@ -42,7 +47,7 @@ def send(compressor, layers, residual=None, step=0, worker=0, live=1, words=None
 
 def said(compressor, message, layers):
   """What a single message says."""
-  unpacked = compressor.decompress(jnp.asarray(message)[None], layers, None)
+  unpacked = read(compressor)(message, layers)
   assert unpacked.intact[0] == 1
   return [np.asarray(x) for x in unpacked.layers]
 
@@ -271,17 +276,16 @@ def test_one_bit_of_a_single_sign(sign):
 
 
 def test_one_bit_learns_with_error_feedback():
-  """What a step leaves out comes later: the mean of many steps is the gradient."""
-  c, steps = make('one_bit'), 300
-  x = draw((500,), 6)[0]
-  residual, total = (jnp.zeros(500),), np.zeros(500)
+  """What a step leaves out comes later: the mean of many steps nears the gradient, which no single one does."""
+  c, steps, sent = make('one_bit'), 100, []
+  x, residual = draw((100,), 6)[0], (jnp.zeros(100),)
   for _ in range(steps):
     packed = send(c, (x,), residual)
     residual = packed.residual
-    total += said(c, packed.message, (x,))[0]
-  np.testing.assert_allclose(total + np.asarray(residual[0]), steps * x.astype(np.float64), rtol=1e-4,
-                             atol=1e-4 * np.abs(x).max() * steps)
-  assert np.abs(total / steps - x).max() < 0.1 * np.abs(x).max()
+    sent.append(said(c, packed.message, (x,))[0])
+  error = lambda mean: np.linalg.norm(mean - x)
+  assert error(np.mean(sent, axis=0)) < error(sent[0]) / 4
+  np.testing.assert_allclose(np.sum(sent, axis=0) + np.asarray(residual[0]), steps * x, rtol=1e-4, atol=1e-2)
 
 
 # A threshold from a sample.
@@ -306,7 +310,7 @@ def test_sampled_messages_equal_the_oracle(native, index_codec, step, worker):
   index, flat = np.concatenate(index), np.concatenate([exact[0], exact[1], exact[3]])
   want = wire.encode(index, flat[index], universe=at, dense=exact[2], index_codec=index_codec)
   np.testing.assert_array_equal(packed.message[:want.size], want)
-  assert not np.asarray(packed.message[want.size:]).any()
+  assert not np.asarray(packed.message[want.size:-3]).any()
   sent = said(c, packed.message, layers)
   for x, s, e in zip(exact, sent, packed.residual, strict=True):
     np.testing.assert_array_equal(s + e, x)
@@ -341,7 +345,7 @@ def test_a_sample_has_one_entry_of_each_stretch():
 def test_sampled_whole_is_top_k():
   x = draw((900,), 2)[0]
   a, b = dct_jax.sampled_top_k(0.1, dense_below=0), dct_jax.top_k(0.1, index_codec='bitmap', dense_below=0)
-  np.testing.assert_array_equal(send(a, (x,)).message, send(b, (x,)).message)
+  np.testing.assert_array_equal(send(a, (x,)).message[:-3], send(b, (x,)).message[:-3])
 
 
 def test_sampled_zeros_one_entry_ties_and_schedules():

@@ -56,6 +56,7 @@ def quantize_int8(x, first_index, seed):
 
 def dequantize_int8(words, count):
   unit = words[:1].view(np.float32)[0] / np.float32(127)
+  unit = unit if unit >= NORMAL else np.float32(0)
   return (np.minimum(unpack(words[1:], count, 8), 254) - 127).astype(np.float32) * unit
 
 
