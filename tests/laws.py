@@ -26,6 +26,11 @@ COMPRESSORS = {
     'cast': (lambda v: dct_jax.cast(v), 'all_gather'),
     'qsgd': (lambda v: dct_jax.qsgd(4, 64, dense_below=8), 'all_gather'),
     'three_lc': (lambda v: dct_jax.three_lc(1.5, dense_below=8), 'all_gather'),
+    'int8': (lambda v: dct_jax.int8(dense_below=8), 'all_gather'),
+    'one_bit': (lambda v: dct_jax.one_bit(dense_below=8), 'all_gather'),
+    'stochastic_ternary': (lambda v: dct_jax.stochastic_ternary(dense_below=8), 'all_gather'),
+    'sampled_top_k': (lambda v: dct_jax.sampled_top_k(
+        0.1, 0.2, least=20, dense_below=8, value_codec=v), 'all_gather'),
     'random_k_shared': (lambda v: dct_jax.random_k(0.2, shared=True), 'psum'),
     'identity': (lambda v: dct_jax.identity(), 'psum'),
 }
@@ -38,12 +43,13 @@ COLLECTIVES = {
     **{name: lambda name=name: sparse_all_reduce(name, dense_fallback=False, rungs=3) for name in REDUCTIONS},
 }
 PAIRS = [(name, 'all_gather') for name, (_, c) in COMPRESSORS.items() if c == 'all_gather'] + [
-    ('dct', 'all_gather_dense'), ('qsgd', 'all_gather_dense'), ('three_lc', 'all_gather_dense'), ('random_k_shared', 'psum'),
-    ('identity', 'psum')] + [
+    ('dct', 'all_gather_dense'), ('qsgd', 'all_gather_dense'), ('three_lc', 'all_gather_dense'),
+    ('random_k_shared', 'psum'), ('identity', 'psum')] + [
     ('top_k', 'recursive_double'), ('block_top_k', 'recursive_double'), ('dct', 'split_all_gather'),
     ('top_k', 'dsar'), ('bucket_top_k', 'auto'), ('random_k', 'dense')]
 BITWISE = ('all_gather', *REDUCTIONS)  # a dense psum may add in another order
-ROUNDED = {'qsgd', 'three_lc'}  # what such a quantizer sends and keeps adds up to rounding only, not bit for bit
+# What such a quantizer sends and keeps adds up to rounding only, not bit for bit.
+ROUNDED = {'int8', 'one_bit', 'qsgd', 'stochastic_ternary', 'three_lc'}
 SHAPES = ((17, 13), (), (5,), (257,), (8, 3, 2))  # odd sizes, a scalar, a layer that travels dense
 
 

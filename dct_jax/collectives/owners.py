@@ -1,8 +1,9 @@
 """Messages to the owners of slices, and the owners' answers to all: what a sharded parameter server needs.
 
-Every worker has one message for each owner; owner p gets everybody's p-th one (push). What it makes of them goes back
-as one message, made once, to all workers (pull). Both exchanges carry as many words as the longest message of the
-last step wanted; what everybody has to know about the pushes travels with the answers, in the words before them.
+Every worker has one message for each owner; owner p gets everybody's p-th one (push). What it makes of them
+goes back as one message, made once, to all workers (pull). Both exchanges carry as many words as the longest
+message of the last step wanted; what everybody has to know about the pushes travels with the answers, in the
+words before them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Owners:
       raise ValueError(f'rungs must be at least 1, got {rungs=}')
     self.axis_name, self.transport = axis_name, transport
     self.rungs = rungs if transport is None else 1
-    self.channels = None if transport is None else (transport.open(), transport.open())
+    self.channels = (0, 0) if transport is None else (transport.open(), transport.open())
 
   def init(self, push: Size, pull: Size) -> OwnersState:
     return OwnersState(jnp.asarray(push.nominal, jnp.uint32), jnp.asarray(pull.nominal, jnp.uint32))
@@ -95,8 +96,8 @@ class Owners:
     me = 0 if self.axis_name is None else lax.axis_index(self.axis_name)
     return Arrived(unpacked, heads, header.read_headers(messages).length[me])
 
-  def pull(self, message: jax.Array, read: Callable[[jax.Array], Unpacked], arrived: Arrived, state: OwnersState,
-           push_size: Size, size: Size) -> Answers:
+  def pull(self, message: jax.Array, read: Callable[[jax.Array], Unpacked], arrived: Arrived,
+           state: OwnersState, push_size: Size, size: Size) -> Answers:
     """All owners' answers; `read` takes one of them."""
     letter = jnp.concatenate([_note(message, arrived), message])
 
@@ -131,8 +132,9 @@ class Owners:
     all_pulls = every(heads.length) + NOTE * workers
     pull = self._receipt(all_pulls, all_pulls * (workers - 1), every(lacking), every(unpacked.entries),
                          state.pull, size, workers, 1)
-    keep = (nonfinite[0] > 0)  # such a step says nothing about the next one
-    new = OwnersState(jnp.where(keep, state.push, jnp.max(wanted)), jnp.where(keep, state.pull, jnp.max(heads.wanted)))
+    called_off = nonfinite[0] > 0  # such a step says nothing about the next one
+    new = OwnersState(jnp.where(called_off, state.push, jnp.max(wanted)),
+                      jnp.where(called_off, state.pull, jnp.max(heads.wanted)))
     return Answers(unpacked.layers, nonfinite[0], every(corrupt) + every(bad), push, pull, new)
 
   def _receipt(self, encoded, crossing, missing, entries, wanted, size, workers, messages) -> Receipt:

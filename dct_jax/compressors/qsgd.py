@@ -68,8 +68,8 @@ def qsgd(
   def encode(layers, residual, dense, state, room, silent):
     seed_here = quantizer.seed_of(seed, state.step, room.worker, mix)
     message, left = kernels.qsgd_encode(
-        layers, residual, dense, live=room.live, silent=silent, seed=seed_here, capacity=room.capacity, bits=bits,
-        bucket=bucket)
+        layers, residual, dense, live=room.live, silent=silent, seed=seed_here, capacity=room.capacity,
+        bits=bits, bucket=bucket)
     return message, left, QsgdState(state.step + 1)
 
   def words(sizes):

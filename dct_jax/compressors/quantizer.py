@@ -11,7 +11,8 @@ from jax import lax
 from dct_jax import axes
 from dct_jax.compressors import stream
 from dct_jax.contract import Compressor, Packed, Size, Unpacked
-from dct_jax.kernels.block_twin import words_of
+from dct_jax.kernels import block_twin
+from dct_jax.kernels.block_twin import BlockCodec, words_of
 from dct_jax.kernels.select_twin import add_residual
 from dct_jax.wire import header, layout_of
 
@@ -44,7 +45,8 @@ def quantizer(
   def size(layers):
     layout = layout_for(layers)
     fixed = header.WORDS + layout.num_dense
-    return Size(*(fixed + w for w in words([layout.sizes[i] for i in layout.sparse])), sum(layout.sizes))
+    smallest, nominal, largest = words([layout.sizes[i] for i in layout.sparse])
+    return Size(fixed + smallest, fixed + nominal, fixed + largest, sum(layout.sizes))
 
   def compress(layers, residual, state, room):
     layout = layout_for(layers)
@@ -81,6 +83,35 @@ def quantizer(
     return lax.switch(mode, [spread(b) for b in branches])  # in the order of KEEP, CLEAR, TAKE_BACK
 
   return Compressor(lambda layers: init(), compress, decompress, size, settle)
+
+
+def of_blocks(
+    codec: BlockCodec,
+    dense_below: int = stream.DENSE_BELOW,
+    init: Callable[[], tuple] = tuple,
+    advance: Callable = lambda state, worker: (0, state),
+) -> Compressor:
+  """A compressor in pure JAX, for a codec that has no native kernel.
+
+  Args:
+    codec: how a layer becomes words.
+    dense_below: layers with fewer entries travel whole, as float32.
+    init: () -> state.
+    advance: (state, worker) -> the seed of this step, and the next state.
+  """
+
+  def encode(layers, residual, dense, state, room, silent):
+    seed, state = advance(state, room.worker)
+    message, left = block_twin.encode(codec, layers, residual, dense, seed, room.live, silent, room.capacity)
+    return message, left, state
+
+  def add_up(messages, layers, dense):
+    return block_twin.sum_messages(codec, messages, layers, dense)
+
+  def words(sizes):
+    return (sum(codec.num_words(n) for n in sizes),) * 3
+
+  return quantizer(init, encode, add_up, words, dense_below)
 
 
 def seed_of(seed: int, step: jax.Array, worker: jax.Array | int, mix: Callable) -> jax.Array:

@@ -1,7 +1,8 @@
-"""Messages of blocks in pure JAX: every layer becomes a block of words, always as many (docs/wire_format.md)."""
+"""Messages of blocks in pure JAX: every layer becomes so many words, in every step (docs/wire_format.md)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -98,7 +99,8 @@ def sum_messages(codec: BlockCodec, words, layers, dense):
     valid = _valid(codec, message, starts, layers)
     use = valid & (message[1] != HEADER)
     message = jnp.pad(message, (0, max(0, starts[-1] - message.size)))
-    parts = [codec.dequantize(message[a:b], x.size) for a, b, x in zip(starts, starts[1:], layers, strict=False)]
+    parts = [codec.dequantize(message[a:b], x.size)
+             for a, b, x in zip(starts, starts[1:], layers, strict=False)]
     return valid, [jnp.where(use, p, 0) for p in (*parts, *dense_parts(message, dense))]
 
   return add_up(read, words, layers, dense)
@@ -109,11 +111,11 @@ def dense_parts(message, dense):
   ends = [HEADER]
   for x in dense:
     ends.append(ends[-1] + x.size)
-  return [floats_of(message[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+  return [floats_of(message[a:b]) for a, b in itertools.pairwise(ends)]
 
 
 def add_up(read, words, layers, dense):
-  """Intact or not, and sums; read(message) -> whether it is valid, flat arrays that are zero where it is not."""
+  """Intact or not, and sums; read(message) -> whether it is valid, flat arrays, of zeros if it is not."""
 
   def add(total, message):
     valid, parts = read(message)

@@ -45,13 +45,20 @@ def quantize(x, first_index, seed, bits: int, bucket: int):
   u = noise(seed, u32(first_index) + jnp.arange(table.size, dtype=jnp.uint32))
   q = jnp.minimum((t + u.reshape(t.shape)) >> 16, s).astype(jnp.int32)
   codes = u32(jnp.where(table < 0, -q, q) + s).reshape(-1)[:count]
-  return jnp.concatenate([lax.bitcast_convert_type(m, jnp.uint32), _pack(codes, bits)])
+  return jnp.concatenate([lax.bitcast_convert_type(m, jnp.uint32), pack(codes, bits)])
 
 
-def _pack(codes, bits):
+def pack(codes, bits: int):
+  """uint32 codes below 2^bits -> words, lowest bits first."""
   per = 32 // bits
   rows = jnp.pad(codes, (0, -codes.size % per)).reshape(-1, per)
   return jnp.sum(rows << (bits * jnp.arange(per, dtype=jnp.uint32)), axis=1, dtype=jnp.uint32)
+
+
+def unpack(words, count: int, bits: int):
+  """The inverse of `pack`."""
+  shift = bits * jnp.arange(32 // bits, dtype=jnp.uint32)
+  return ((words[:, None] >> shift) & u32(2**bits - 1)).reshape(-1)[:count]
 
 
 def dequantize(words, count: int, bits: int, bucket: int):
@@ -60,9 +67,7 @@ def dequantize(words, count: int, bits: int, bucket: int):
   m = lax.bitcast_convert_type(words[:buckets], jnp.float32)
   # Dividing by a constant would be compiled to a product with its inverse, which rounds differently.
   unit = m / jnp.where(m > 0, jnp.float32(s), 1)
-  shift = bits * jnp.arange(32 // bits, dtype=jnp.uint32)
-  codes = (words[buckets:, None] >> shift) & u32(2**bits - 1)
-  q = jnp.minimum(codes.reshape(-1)[:count], 2 * s).astype(jnp.int32) - s
+  q = jnp.minimum(unpack(words[buckets:], count, bits), 2 * s).astype(jnp.int32) - s
   value = q.astype(jnp.float32) * jnp.repeat(unit, bucket)[:count]
   # The select stands between this product and a sum that follows: together they would become an FMA.
   return jnp.where(q == 0, 0, value)
@@ -70,5 +75,7 @@ def dequantize(words, count: int, bits: int, bucket: int):
 
 def codec(bits: int, bucket: int) -> BlockCodec:
   return BlockCodec(
-      CODECS[bits], lambda n: num_words(n, bits, bucket), lambda x, at, seed: quantize(x, at, seed, bits, bucket),
-      lambda words, n: dequantize(words, n, bits, bucket), lambda n: ceil_div(n, bucket), MOST)
+      CODECS[bits], lambda n: num_words(n, bits, bucket),
+      lambda x, at, seed: quantize(x, at, seed, bits, bucket),
+      lambda words, n: dequantize(words, n, bits, bucket),
+      lambda n: ceil_div(n, bucket), MOST)

@@ -24,7 +24,8 @@ def rules(opt_state: Any) -> list[str]:
   Integers are never amounts here (counters, random keys). Accumulated local gradients are means, to
   which the next ones are averaged in: their mean over workers matters.
   """
-  special = (CompressedMeanState, PushPullState, StaleMeanState, AccumulateState, optax.MultiStepsState, RowsState)
+  special = (CompressedMeanState, PushPullState, StaleMeanState, AccumulateState, optax.MultiStepsState,
+             RowsState)
   out = []
   for node in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, special)):
     if isinstance(node, CompressedMeanState):
@@ -65,8 +66,9 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
       workers, which is what an update applies, stays.
   """
   if rule == NEVER:
-    raise ValueError('tables and the slices of push_pull are dealt out over workers, and stale_mean holds a message '
-                     'that is on its way, for as many workers as made it: they cannot be restored onto another number, got '
+    raise ValueError('tables and the slices of push_pull are dealt out over workers, and stale_mean holds a '
+                     'message that is on its way, for as many workers as made it: they cannot be restored onto '
+                     'another number, got '
                      f'{old=} and {new=}')
   parts = array.reshape(old, array.shape[0] // old, *array.shape[1:])
   if rule == COPY:

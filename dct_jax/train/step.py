@@ -44,9 +44,9 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
     (`shard_batch`). Metrics are scalars, equal on all workers: the loss and the aux scalars
     averaged over workers; `encoded_bytes`, `moved_bytes`, `sent_bytes` and `overflow_bytes` of one
     worker in this step, summed over the compressed means in `tx`; `density`, or `density/0`,
-    `density/1`, ... if there are several; and the running counts `nonfinite` and `drained`. A `push_pull` counts
-    as a compressed mean, and has encoded `push_bytes` and `pull_bytes` besides. There are none of these if `tx`
-    has no compressed mean.
+    `density/1`, ... if there are several; and the running counts `nonfinite` and `drained`. A `push_pull`
+    counts as a compressed mean, and has encoded `push_bytes` and `pull_bytes` besides. There are none
+    of these if `tx` has no compressed mean.
 
   Raises:
     ValueError: for an unknown axis; from the step, for aux that is not a dict of scalars.

@@ -202,7 +202,8 @@ class CompressedMean(optax.GradientTransformation):
 
 def no_receipt() -> Receipt:
   """Of a step that was not taken; a buffer for each number, since states are donated."""
-  return Receipt(*(jnp.zeros((), jnp.uint32) for _ in range(4)), jnp.zeros((), jnp.float32))
+  zero = lambda: jnp.zeros((), jnp.uint32)
+  return Receipt(zero(), zero(), zero(), zero(), jnp.zeros((), jnp.float32))
 
 
 def _drain(residual, period, step, worker, seed, axis_name):

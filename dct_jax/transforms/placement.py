@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import axes
 from dct_jax.transforms.accumulate import AccumulateState
@@ -64,7 +64,7 @@ def local_value_and_grad(fun: Callable, axis_name: axes.AxisName, **kwargs) -> C
   return wrapped
 
 
-def state_specs(tx: optax.GradientTransformation, params: Any, mesh: Mesh,
+def state_specs(tx: optax.GradientTransformation, params: Any, mesh: Mesh | AbstractMesh,
                 axis_name: str = 'data') -> Any:
   """Partition specs of a chained optimizer's state, found by tracing one update.
 

@@ -50,10 +50,10 @@ def push_pull(
 ) -> optax.GradientTransformation:
   """Gradients are pushed to owners of slices, which apply an optimizer and send model deltas back.
 
-  Each worker owns an equal slice of every layer, with the optimizer's state for it. A step: every worker compresses
-  its gradient, slice by slice, for the owners; an owner averages what it gets, applies the optimizer, and
-  compresses the change of the model once, for all. Both directions have their own residuals, so that nothing is
-  lost in either; all workers apply the same deltas, and their models stay bitwise equal.
+  Each worker owns an equal slice of every layer, with the optimizer's state for it. A step: every worker
+  compresses its gradient, slice by slice, for the owners; an owner averages what it gets, applies the
+  optimizer, and compresses the change of the model once, for all. Both directions have their own residuals, so
+  that nothing is lost in either; all workers apply the same deltas, and their models stay bitwise equal.
 
   The owners' model, which the optimizer sees, is ahead of the workers' by what is still in the pull residuals:
   `server_params` has it.
@@ -62,8 +62,8 @@ def push_pull(
     push: compressor of gradients, in `error_feedback` where it needs that. Its scales are of slices, and
       its `dense_below` counts a slice's entries.
     pull: compressor of model deltas.
-    optimizer: any that works on each entry alone (SGD, momentum, Adam, weight decay, ...) and whose state does not
-      begin as a copy of parameters. Norms over a layer or a model would be those of slices.
+    optimizer: any that works on each entry alone (SGD, momentum, Adam, weight decay, ...) and whose state does
+      not begin as a copy of parameters. Norms over a layer or a model would be those of slices.
     axis_name: mapped axis of the workers; None for a single one.
     workers: how many there are; the state has their slices from the beginning.
     nonfinite: what to do when a gradient has a NaN or an infinity: 'skip', 'raise' or 'pass', as of
@@ -100,7 +100,7 @@ def push_pull(
   owners = Owners(axis_name, rungs, transport)
 
   def sizes_of(layers):
-    one = tuple(jax.ShapeDtypeStruct((slice_size(x.size, workers),), jnp.float32) for x in layers)
+    one: Any = tuple(jax.ShapeDtypeStruct((slice_size(x.size, workers),), jnp.float32) for x in layers)
     return one, push.size(one), pull.size(one)
 
   def init(params):
@@ -138,8 +138,8 @@ def push_pull(
     arrived = owners.push(pushed.message, lambda m: push.decompress(m, one, one_state), state.owners, push_size)
 
     bad = jnp.sum(arrived.heads.nonfinite) > 0
-    delta, optimizer_state = _server_step(optimizer, arrived.unpacked.layers, bad, state, updates, params, worker,
-                                          workers)
+    delta, optimizer_state = _server_step(
+        optimizer, arrived.unpacked.layers, bad, state, updates, params, worker, workers)
     room = owners.room(state.owners.pull, pull_size, workers)
     room = room._replace(words=jnp.where(bad, 0, room.words), worker=worker)
     answer = pull.compress(delta, state.pull_residual if pull.feedback else None, state.pull, room)
@@ -147,9 +147,10 @@ def push_pull(
                           push_size, pull_size)
 
     called_off = answers.nonfinite > 0  # the same number as `bad`, but known to be equal everywhere
-    optimizer_state = jax.tree.map(lambda old, x: jnp.where(called_off, old, x), state.optimizer, optimizer_state)
-    push_residual = ()
-    if push.feedback:
+    optimizer_state = jax.tree.map(
+        lambda old, new: jnp.where(called_off, old, new), state.optimizer, optimizer_state)
+    push_residual: tuple[jax.Array, ...] = ()
+    if pushed.residual is not None:
       mode = jnp.where(called_off, TAKE_BACK, KEEP)
       push_residual = jax.vmap(push.settle, in_axes=(None, 0, 0, 0))(
           mode, pushed.message, pushed.residual, state.push)
@@ -228,4 +229,4 @@ def _check_workers(axis_name, workers):
 
 def _together(a: Receipt, b: Receipt) -> Receipt:
   """Both directions: bytes add up."""
-  return Receipt(*(x + y for x, y in zip(a[:-1], b[:-1], strict=True)), (a.density + b.density) / 2)
+  return jax.tree.map(jnp.add, a, b)._replace(density=(a.density + b.density) / 2)

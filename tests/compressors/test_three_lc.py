@@ -95,7 +95,8 @@ def test_the_papers_figure_by_hand(native):
   """A whole message: x = (0.3, 0.1, -0.4, 0, 0.2, -0.1, -0.1, 0.1, 0, 0), s = 1: m = 0.4, half is 0.2."""
   x = np.array([0.3, 0.1, -0.4, 0, 0.2, -0.1, -0.1, 0.1, 0, 0], np.float32)
   # 3-values 1 0 | -1 0 | 0 0 | 0 0 | 0 0: bytes 162 + 0 + 9 + 3 + 1 and 121.
-  message, left = encode((x,), (np.zeros(10, np.float32),), words_of([]), 1, 0, 99, s=1.0, native=native, capacity=9)
+  zero = np.zeros(10, np.float32)
+  message, left = encode((x,), (zero,), words_of([]), 1, 0, 99, s=1.0, native=native, capacity=9)
   assert message[8:9].view(np.uint8)[:2].tolist() == [175, 121]
   assert message.tolist()[:5] == [0xDC710000 | 19, 9, 9, 0, 0]
   assert message[6:8].tolist() == [words_of(0.4), 2]

@@ -1,7 +1,7 @@
 """3LC, written from the paper's section 3 and docs/wire_format.md alone.
 
-Where the text is open: exactly half rounds to zero; padding comes after the +1, so that a pad is the digit 0; runs
-of more than 14 are cut into 14s from the left, and what is left over of one stays 121.
+Where the text is open: exactly half rounds to zero; padding comes after the +1, so that a pad is the digit 0;
+runs of more than 14 are cut into 14s from the left, and what is left over of one stays 121.
 """
 
 import numpy as np
@@ -75,7 +75,7 @@ def run_length(b):
 
 
 def zero_run_in_parts(code, parts):
-  """The paper's parallel form: each partition on its own, bytes at the borders joined where one can hold both."""
+  """The paper's parallel form: each partition on its own, bytes at borders joined where one can hold both."""
   out = []
   for part in np.array_split(code, parts):
     new = zero_run(part).tolist()

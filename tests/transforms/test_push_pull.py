@@ -73,7 +73,8 @@ def numpy_server(workers, steps, s, rate=0.1, momentum=0.9):
       for p in range(workers):
         total = np.zeros(each[k], np.float32)
         for w in range(workers):
-          said, push_left[w][p][k] = compress(k, cut(k, np.array(grads[k][w]).reshape(-1), p), push_left[w][p][k])
+          mine = cut(k, np.array(grads[k][w]).reshape(-1), p)
+          said, push_left[w][p][k] = compress(k, mine, push_left[w][p][k])
           total += said
         speed[p][k] = total / np.float32(workers) + np.float32(momentum) * speed[p][k]
         said, pull_left[p][k] = compress(k, np.float32(-rate) * speed[p][k], pull_left[p][k])
@@ -85,7 +86,8 @@ def numpy_server(workers, steps, s, rate=0.1, momentum=0.9):
 
 @pytest.mark.parametrize('workers', [1, 3, 4])
 def test_3lc_in_both_directions_is_the_papers_server(workers):
-  tx = dct_jax.push_pull(ternary(1.5), ternary(1.5), optax.sgd(0.1, momentum=0.9), 'data', workers=workers, rungs=1)
+  optimizer = optax.sgd(0.1, momentum=0.9)
+  tx = dct_jax.push_pull(ternary(1.5), ternary(1.5), optimizer, 'data', workers=workers, rungs=1)
   got, state = run(tx, workers)
   model, ahead = numpy_server(workers, 5, 1.5)
   servers = dct_jax.server_params(got, state)
@@ -170,7 +172,8 @@ def test_a_nan_stops_nothing_and_spoils_nothing():
     np.testing.assert_array_equal(a, b)
   for i, k in enumerate(SHAPES):
     healthy = np.asarray(after.push_residual[i][0], np.float64) - np.asarray(state.push_residual[i][0])
-    np.testing.assert_allclose(healthy.reshape(-1)[:good[k][0].size], np.ravel(good[k][0]), rtol=1e-4, atol=1e-4)
+    healthy = healthy.reshape(-1)[:good[k][0].size]
+    np.testing.assert_allclose(healthy, np.ravel(good[k][0]), rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(after.push_residual[i][1], state.push_residual[i][1])
 
 
