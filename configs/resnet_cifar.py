@@ -20,7 +20,10 @@ def base():
   config.momentum = 0.9
   config.weight_decay = 1e-4  # of kernels alone
   config.seed = 0
-  config.compressor = 'float32'  # see make_optimizer of the experiment
+  config.compressor = 'float32'  # see experiments/resnet_designs.py
+  config.multiplier = 1.0  # sparsity multiplier of 3LC
+  config.zero_runs = True  # zero-run encoding, of 3LC
+  config.local_steps = 1  # gradients of which the sum is exchanged
   config.sparsity = 0.99
   config.lifespan = 1000
   config.evaluated = 5_000  # rows of either set that the losses are of
@@ -31,6 +34,14 @@ def base():
 
 VARIANTS = {
     'float32': {},
+    'int8': {'compressor': 'int8'},
+    'ternary': {'compressor': 'ternary'},
+    'one_bit': {'compressor': 'one_bit'},
+    'sparse': {'compressor': 'sparse'},
+    'local2': {'local_steps': 2},
+    '3lc': {'compressor': 'three_lc'},
+    **{f'3lc_{int(100 * s)}': {'compressor': 'three_lc', 'multiplier': s} for s in (1.5, 1.75, 1.9)},
+    '3lc_no_zero_runs': {'compressor': 'three_lc', 'zero_runs': False},
     'dct': {'compressor': 'dct'},
 }
 

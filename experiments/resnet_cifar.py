@@ -1,7 +1,8 @@
 """3LC's workload: a ResNet on CIFAR-10, or on small digits, with 32 images a worker.
 
-    python experiments/resnet_cifar.py --data=cifar10/ --depth=20
-    python experiments/resnet_cifar.py --method=float32          # no files: a stand-in, and depth 8
+    python experiments/resnet_cifar.py                                         # no files: a stand-in, depth 8
+    python experiments/resnet_cifar.py --data=cifar10/ --method=float32,3lc --multiplier=1.75
+    python experiments/resnet_cifar.py --data=cifar10/ --launch=processes      # bytes over TCP
 """
 
 import pathlib
@@ -10,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import resnet_designs
 from absl import app, logging
 
 import dct_jax
 from dct_jax import train
 from dct_jax.data import cifar
 from dct_jax.models.batch_stats import follow_first_worker
-from dct_jax.models.resnet import ResNet, is_kernel
+from dct_jax.models.resnet import ResNet
 from dct_jax.train import experiment
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/resnet_cifar.py', {
@@ -26,11 +28,13 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/resnet_cifa
     'batch': (int, 'Images a step and worker.'),
     'learning_rate': (float, 'Of one worker, multiplied by their number; it decays to 1% with a cosine.'),
     'warmup': (float, 'Share of the steps in which the learning rate grows from 0.'),
+    'multiplier': (float, 'Sparsity multiplier of 3LC, in [1, 2).'),
     'sparsity': (float, 'Share of each layer that stays behind, of dct.'),
     'lifespan': (int, 'Steps for which a threshold is kept, of dct.'),
     'evaluated': (int, 'Rows of either set that the losses are of.'),
     'evaluate_every': (int, 'Steps between two evaluations.'),
     'checkpoint_every': (int, 'Steps between two checkpoints.')})
+server_params = jax.jit(dct_jax.server_params)
 CHUNK = 1000  # images that are evaluated at once
 
 
@@ -53,26 +57,6 @@ def make_batches(data, config, mesh, step):
     step += 1
 
 
-def make_optimizer(config, weights_optimizer):
-  """How local gradients become updates; the choice of the compressor is here and nowhere else.
-
-  Only kernels are compressed: the rest is small. The moving averages follow the first worker's.
-  """
-  means = {'float32': lambda: dct_jax.dense_mean('data'),
-           'dct': lambda: dct_jax.dct_dp(config.sparsity, config.lifespan, 'data', mask=is_kernel)}
-  optimizers = {'params': weights_optimizer, 'batch_stats': optax.sgd(1.0)}
-  apart = optax.multi_transform(optimizers, lambda tree: {k: k for k in tree})
-  return optax.chain(means[config.compressor](), apart)
-
-
-def make_weights_optimizer(config):
-  peak = config.learning_rate * config.workers
-  rate = optax.warmup_cosine_decay_schedule(
-      0.0, peak, int(config.warmup * config.steps), config.steps, end_value=0.01 * peak)
-  return optax.chain(optax.add_decayed_weights(config.weight_decay, is_kernel),
-                     optax.sgd(rate, momentum=config.momentum))
-
-
 def make_evaluate(measure, data, config, mesh):
   """Losses and accuracies of both sets, in chunks of one size; what does not fill the last one is left out."""
   measure_all, parts = train.make_eval(measure, mesh), {}
@@ -81,8 +65,13 @@ def make_evaluate(measure, data, config, mesh):
     size = min(CHUNK, rows) // mesh.size * mesh.size
     parts[name] = [train.share_batch({k: v[i:i + size] for k, v in part.items()}, mesh)
                    for i in range(0, rows - size + 1, size)]
-  return lambda params, _: {f'{name}_{k}': v / len(chunks) for name, chunks in parts.items()
-                            for k, v in train.sum_batches(measure_all, params, chunks).items()}
+
+  def evaluate(params, state):  # as in the paper, of the servers' model
+    params = params if config.compressor == 'dct' else server_params(params, state)
+    return {f'{name}_{k}': v / len(chunks) for name, chunks in parts.items()
+            for k, v in train.sum_batches(measure_all, params, chunks).items()}
+
+  return evaluate
 
 
 def train_one(config, workdir):
@@ -100,7 +89,8 @@ def train_one(config, workdir):
     logits = model.apply(variables, batch['x'])
     return {'loss': cross_entropy(logits, batch['y']), 'accuracy': jnp.mean(logits.argmax(-1) == batch['y'])}
 
-  tx = make_optimizer(config, make_weights_optimizer(config))
+  transport = dct_jax.connect(mesh) if jax.process_count() > 1 else None
+  tx = resnet_designs.make_optimizer(config, transport)
   variables = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   variables, state, specs = dct_jax.init(tx, variables, mesh)
   fixed = {k: v for k, v in config.to_dict().items() if k not in ('workers', 'data')}  # these may change
@@ -116,4 +106,4 @@ def train_one(config, workdir):
 
 if __name__ == '__main__':
   app.run(experiment.main(
-      train_one, compare=('float32', 'dct'), columns=('train_loss', 'test_loss', 'test_accuracy')))
+      train_one, compare=('float32', 'one_bit', '3lc'), columns=('train_loss', 'test_loss', 'test_accuracy')))

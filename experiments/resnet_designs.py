@@ -1,0 +1,49 @@
+"""The designs that 3LC's paper compares: how gradients get to a parameter server, and deltas back.
+
+Workers own equal slices of every layer (`dct_jax.push_pull`). Kernels are compressed; what is small, and so
+all of batch normalization, travels whole.
+"""
+
+import optax
+
+import dct_jax
+from dct_jax.models.resnet import is_kernel
+
+SMALL = 64  # entries of a slice below which it travels whole: of any normalization, of no kernel
+
+
+def compressors(config):
+  """Name -> compressor of pushes and of pulls, as the paper's section 4.2 has them."""
+  feedback = dct_jax.error_feedback
+  return {
+      'float32': lambda: dct_jax.cast('float32'),
+      'int8': lambda: dct_jax.int8(dense_below=SMALL),
+      'ternary': lambda: dct_jax.stochastic_ternary(seed=config.seed, dense_below=SMALL),
+      'one_bit': lambda: feedback(dct_jax.one_bit(dense_below=SMALL)),
+      'sparse': lambda: feedback(dct_jax.sampled_top_k(0.05, seed=config.seed, dense_below=SMALL)),
+      'three_lc': lambda: feedback(
+          dct_jax.three_lc(config.multiplier, dense_below=SMALL, zero_runs=config.zero_runs)),
+  }
+
+
+def make_optimizer(config, transport=None):
+  """How local gradients become updates; the moving averages follow the first worker's."""
+  exchanges = config.steps // config.local_steps
+  peak = config.learning_rate * config.workers
+  rate = optax.warmup_cosine_decay_schedule(
+      0.0, peak, int(config.warmup * exchanges), exchanges, end_value=0.01 * peak)
+  weights = optax.chain(optax.add_decayed_weights(config.weight_decay, is_kernel),
+                        optax.sgd(rate, momentum=config.momentum))
+  by_kind = {'params': weights, 'batch_stats': optax.sgd(1.0)}
+  apart = optax.multi_transform(by_kind, lambda tree: {k: k for k in tree})
+  if config.compressor == 'dct':
+    return optax.chain(dct_jax.dct_dp(config.sparsity, config.lifespan, 'data', mask=is_kernel), apart)
+  known = compressors(config)
+  if config.compressor not in known:
+    raise ValueError(f'compressor must be one of {("dct", *known)}, got {config.compressor=}')
+  make = known[config.compressor]
+  server = dct_jax.push_pull(make(), make(), apart, 'data', workers=config.workers, transport=transport)
+  if config.local_steps == 1:
+    return server
+  # The paper's are accumulated, not averaged.
+  return dct_jax.accumulate(optax.chain(optax.scale(float(config.local_steps)), server), config.local_steps)

@@ -1,0 +1,119 @@
+"""Tables 1 and 2 and Figures 3 to 6 of the 3LC paper: ten designs of a parameter server, a ResNet, real images.
+
+    python experiments/resnet_tables.py --data=cifar10/ --depth=8 --steps=600 --workdir=runs/resnet
+    python experiments/resnet_tables.py ... --times=times.json    # of benchmarks/push_pull_lab.py --save
+
+Every number of steps is a run of its own, with its own schedule. Runs that are in the work directory already
+are not repeated.
+"""
+
+import json
+import pathlib
+import sys
+
+import matplotlib.figure
+import resnet_cifar
+from absl import app, flags
+
+from dct_jax.train import experiment, report
+
+DESIGNS = flags.DEFINE_list('designs', [
+    'float32', 'int8', 'ternary', 'one_bit', 'sparse', 'local2', '3lc', '3lc_150', '3lc_175', '3lc_190'],
+    'Rows of Table 1: variants of the configuration.')
+SHARES = flags.DEFINE_list('shares', ['100', '25', '50', '75'], 'Percent of --steps; tables show the first.')
+TIMES = flags.DEFINE_string('times', None, 'JSON: rate -> design -> seconds a step, to draw accuracy over time.')
+RUNTIME = ('float32', 'ternary', 'sparse', 'local2', '3lc')  # designs of Figure 4
+
+
+def finished(design, percent, workdir):
+  config = experiment.config_of(design)
+  config.steps = config.steps * int(percent) // 100
+  lines = experiment.once(resnet_cifar.train_one, config, workdir / f'{design}-{config.steps}')
+  print(f'{design}, {config.steps} steps: {lines[-1]["eval/test_accuracy"]:.4f}', file=sys.stderr)
+  return lines
+
+
+def bits(lines):
+  """Bits a value, pushed and pulled, step by step: a worker pushes all values, and answers for its share."""
+  values = lines[-1]['total_dense_bytes'] / lines[-1]['step'] / 4
+  workers = experiment.config_of('float32').workers
+  steps = [line for line in lines if 'push_bytes' in line]
+  return ([line['step'] for line in steps], [8 * line['push_bytes'] / values for line in steps],
+          [8 * line['pull_bytes'] / (values / workers) for line in steps])
+
+
+def tables(runs):
+  heads = ('design', 'test accuracy %', 'difference', 'test loss', 'bits pushed', 'bits pulled', 'ratio')
+  rows = ['| ' + ' | '.join(heads) + ' |', '|---' * len(heads) + '|']
+  for name, lines in runs.items():
+    last, base = lines[-1], runs[DESIGNS.value[0]][-1]
+    _, pushed, pulled = (sum(x) / len(x) for x in bits(lines))
+    accuracy = 100 * last['eval/test_accuracy']
+    rows.append(f'| {name} | {accuracy:.2f} | {accuracy - 100 * base["eval/test_accuracy"]:+.2f} | '
+                f'{last["eval/test_loss"]:.4f} | {pushed:.3f} | {pulled:.3f} | {64 / (pushed + pulled):.1f}x |')
+  return '\n'.join(rows)
+
+
+def figure(path, title, panels, draw):
+  sheet = matplotlib.figure.Figure(figsize=(5 * panels, 4), layout='constrained', dpi=120)
+  axes = sheet.subplots(1, panels, squeeze=False)[0]
+  draw(axes)
+  for one in axes:
+    one.grid(alpha=0.3)
+    one.legend(fontsize='small')
+  sheet.suptitle(title)
+  sheet.savefig(path)
+  print(f'figure: {path}')
+
+
+def draw_times(runs, times):
+  """Figures 3 and 5: accuracy of a number of steps against the time that these take."""
+  def draw(axes):
+    for one, (rate, seconds) in zip(axes, times.items(), strict=True):
+      for name in (n for n in DESIGNS.value if n in seconds):
+        points = [(lines[-1]['step'] * seconds[name] / 60, 100 * lines[-1]['eval/test_accuracy'])
+                  for (design, _), lines in runs.items() if design == name]
+        one.plot(*zip(*sorted(points), strict=True), marker='o', markersize=3, label=name)
+      one.set(xlabel='minutes', ylabel='test accuracy %', title=rate, xscale='log')
+  return draw
+
+
+def draw_runtime(full):
+  def draw(axes):
+    for name in (n for n in RUNTIME if n in full):
+      lines = full[name]
+      axes[0].plot([x['step'] for x in lines], [x['loss'] for x in lines], label=name, alpha=0.7, linewidth=0.8)
+      seen = report.evaluations(lines)
+      axes[1].plot(seen['step'], [100 * x for x in seen['test_accuracy']], marker='o', markersize=3, label=name)
+    axes[0].set(xlabel='step', ylabel='training loss', yscale='log')
+    axes[1].set(xlabel='step', ylabel='test accuracy %')
+  return draw
+
+
+def draw_bits(full):
+  def draw(axes):
+    for one, name in zip(axes, ('3lc', '3lc_175'), strict=True):
+      steps, pushed, pulled = bits(full[name])
+      one.plot(steps, pushed, label='pushes')
+      one.plot(steps, pulled, label='pulls')
+      one.set(xlabel='step', ylabel='bits a value', title=name, ylim=(0, None))
+  return draw
+
+
+def main(argv):
+  del argv
+  experiment.begin(experiment.config_of('float32').workers)
+  workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/resnet_tables')
+  runs = {(d, s): finished(d, s, workdir) for s in SHARES.value for d in DESIGNS.value}
+  full = {d: runs[d, SHARES.value[0]] for d in DESIGNS.value}
+  print(tables(full))
+  figure(workdir / 'figure4.png', 'during a run', 2, draw_runtime(full))
+  if {'3lc', '3lc_175'} <= full.keys():
+    figure(workdir / 'figure6.png', 'size of what is sent', 2, draw_bits(full))
+  if TIMES.value:
+    times = json.loads(pathlib.Path(TIMES.value).read_text())
+    figure(workdir / 'figure3.png', 'steps of 25, 50, 75 and 100%', len(times), draw_times(runs, times))
+
+
+if __name__ == '__main__':
+  app.run(main)
