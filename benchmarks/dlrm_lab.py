@@ -11,17 +11,13 @@
 import json
 import os
 import pathlib
-import statistics
 import sys
-import time
 
-import jax
-import numpy as np
+import turns
 from absl import app, flags
-from jax.experimental import multihost_utils
-from timing import interface_sent, result_in_lab, table
+from timing import table
 
-from dct_jax import netlab, train
+from dct_jax import train
 from dct_jax.data import click_sets, clicks
 from dct_jax.train import experiment
 
@@ -60,68 +56,42 @@ def suite():
   return every[SUITE.value]
 
 
-class Contender:
-  """A configuration that takes steps, and what was seen of them."""
+def make(changes, sets):
+  """A contender for one configuration."""
+  config = experiment.changed(changes)
+  setup = dlrm_parallel.make(config, sets.test.dense.shape[1], sets.vocabularies)
+  held = list(setup.state[:2])
+  mine, parts = setup.share
+  batches = clicks.batches(sets.train, config.batch, 0, process=mine, processes=parts)
 
-  def __init__(self, changes, sets):
-    self.config = experiment.changed(changes)
-    self.setup = dlrm_parallel.make(self.config, sets.test.dense.shape[1], sets.vocabularies)
-    self.params, self.state, _ = self.setup.state
-    mine, parts = self.setup.share
-    self.batches = clicks.batches(sets.train, self.config.batch, 0, process=mine, processes=parts)
-    self.times, self.metrics, self.network, self.busy = [], [], [], []
+  def advance(batch):
+    *held[:], metrics = setup.step(*held, batch)
+    return metrics
 
-  def step(self, timed):
-    batch, before, start = next(self.batches)._asdict(), interface_sent(), time.perf_counter()
-    used = sum(os.times()[:2])
-    self.params, self.state, metrics = self.setup.step(self.params, self.state, batch)
-    metrics = {k: float(v) for k, v in metrics.items()}  # waits
-    if timed:
-      self.times.append(time.perf_counter() - start)
-      self.busy.append(sum(os.times()[:2]) - used)
-      self.metrics.append(metrics)
-      self.network.append(interface_sent() - before)
+  return turns.Contender(advance, lambda: (next(batches)._asdict(),))
 
-  def summary(self):
-    """Means over processes, of what each has seen."""
-    mean = lambda name: statistics.mean(m.get(name, 0.0) for m in self.metrics)
-    seconds = sum(self.times)
-    seen = np.array([statistics.median(self.times), sum(self.busy) / seconds, *np.mean(self.network, axis=0),
-                     np.sum(self.network, axis=0)[0] / seconds])
-    ms, busy, sent, payload, rate = np.mean(multihost_utils.process_allgather(seen).reshape(-1, 5), axis=0)
-    told = {k: mean(k) for k in ('sent_bytes', 'row_bytes', 'activation_forward_bytes', 'encoded_bytes', 'loss',
-                                 'activation_backward_bytes', 'activation_dense_bytes')}
-    seen = {'seconds': ms, 'busy': busy, 'interface_bytes': sent, 'payload_bytes': payload, 'rate': rate}
-    moved = ('sent_bytes', 'row_bytes', 'activation_forward_bytes', 'activation_backward_bytes')
-    stages = self.config.stages  # metrics are of all stages of a worker; inside a device nothing crosses
-    accounted = sum(told[k] for k in (moved if stages > 1 else moved[:2])) / stages
-    return told | {k: float(v) for k, v in seen.items()} | {'accounted_bytes': accounted}
+
+def summary(contender, stages):
+  told = {k: contender.mean(k) for k in (
+      'sent_bytes', 'row_bytes', 'activation_forward_bytes', 'encoded_bytes', 'loss',
+      'activation_backward_bytes', 'activation_dense_bytes')}
+  moved = ('sent_bytes', 'row_bytes', 'activation_forward_bytes', 'activation_backward_bytes')
+  # Metrics are of all stages of a worker; inside a device nothing crosses.
+  accounted = sum(told[k] for k in (moved if stages > 1 else moved[:2])) / stages
+  return told | contender.summary() | {'accounted_bytes': accounted}
 
 
 def worker():
   train.start(**train.flag_values())
   sets = click_sets.load('', None, rows=40_000, test_rows=1_000)
-  group = {name: Contender(changes, sets) for name, changes in suite().items()}
-  for name, contender in group.items():
-    for _ in range(2 if name.startswith('dense') else WARM_UP.value):
-      contender.step(timed=False)
-  for _ in range(ROUNDS.value):
-    for contender in group.values():
-      for i in range(BLOCK.value):
-        contender.step(timed=i > 0)
-      time.sleep(0.2)  # what is still on its way must not meet the next one
-  found = {name: contender.summary() for name, contender in group.items()}
-  if jax.process_index() == 0:
-    print('RESULT ' + json.dumps(found), flush=True)
-
-
-def bits(rate):
-  """Bits a second of '100mbit', '1gbit'."""
-  number = rate.rstrip('abcdefghijklmnopqrstuvwxyz')
-  return float(number) * {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}[rate[len(number):]]
+  group = {name: make(changes, sets) for name, changes in suite().items()}
+  turns.take_turns(group, ROUNDS.value, BLOCK.value,
+                   lambda name: 2 if name.startswith('dense') else WARM_UP.value)
+  turns.tell({name: summary(contender, suite()[name].get('stages', 1)) for name, contender in group.items()})
 
 
 def show(rate, found, hosts):
+  """Prints the table; returns how much faster the compressed configuration is."""
   cores = os.cpu_count() or 1
   first = next(iter(found.values()))['seconds']
   rows = [('', 'ms a step', 'faster', 'gradients B', 'rows B', 'forward B', 'backward B', 'a host B',
@@ -131,29 +101,20 @@ def show(rate, found, hosts):
                  f'{f["row_bytes"]:,.0f}', f'{f["activation_forward_bytes"]:,.0f}',
                  f'{f["activation_backward_bytes"]:,.0f}', f'{f["accounted_bytes"]:,.0f}',
                  f'{f["payload_bytes"]:,.0f}',
-                 f'{8 * f["rate"] / bits(rate):.0%}', f'{hosts * f["busy"] / cores:.0%}', f'{f["loss"]:.4f}'))
+                 f'{8 * f["rate"] / turns.bits(rate):.0%}', f'{hosts * f["busy"] / cores:.0%}',
+                 f'{f["loss"]:.4f}'))
   table(f'DLRM, {hosts} hosts, {rate}; bytes a step; interface: as the system counts, without headers', rows)
+  seconds = {name: f['seconds'] for name, f in found.items()}
+  dense = seconds.pop('dense')
+  best = 'DCT' if 'DCT' in seconds else min(seconds, key=seconds.get)
+  return {f'{SUITE.value}_speedup_{rate}': round(dense / seconds[best], 2)}
 
 
 def in_the_lab(argv):
   """All rates in one lab; returns what to print last."""
   settings = next(iter(suite().values()))
   hosts = settings['workers'] * settings.get('stages', 1)
-  command = [sys.executable, str(pathlib.Path(__file__).resolve()), '--worker', *argv]
-  out = {}
-  netlab.end_on_sigterm()
-  with netlab.Lab(hosts) as lab:
-    for rate in RATES.value:
-      lab.reshape(rate=rate)
-      result = result_in_lab(lab, command)
-      stolen = result.pop('stolen')
-      show(rate, result, hosts)
-      print(f'  others had {stolen:.0%} of the machine', flush=True)
-      seconds = {name: f['seconds'] for name, f in result.items()}
-      dense = seconds.pop('dense')
-      best = 'DCT' if 'DCT' in seconds else min(seconds, key=seconds.get)
-      out |= {f'{SUITE.value}_speedup_{rate}': round(dense / seconds[best], 2), f'stolen_{rate}': stolen}
-  return out
+  return turns.in_the_lab(__file__, argv, hosts, RATES.value, lambda rate, found: show(rate, found, hosts))
 
 
 def main(argv):

@@ -20,8 +20,10 @@ from dct_jax.train import experiment, report
 DESIGNS = flags.DEFINE_list('designs', [
     'float32', 'int8', 'ternary', 'one_bit', 'sparse', 'local2', '3lc', '3lc_150', '3lc_175', '3lc_190'],
     'Rows of Table 1: variants of the configuration.')
-SHARES = flags.DEFINE_list('shares', ['100', '25', '50', '75'], 'Percent of --steps; tables show the first.')
-TIMES = flags.DEFINE_string('times', None, 'JSON: rate -> design -> seconds a step, to draw accuracy over time.')
+SHARES = flags.DEFINE_list('shares', ['100', '25', '50', '75'],
+                           'Percent of --steps; tables have the first.')
+TIMES = flags.DEFINE_string('times', None,
+                            'JSON: rate -> design -> seconds a step, to draw accuracy over time.')
 RUNTIME = ('float32', 'ternary', 'sparse', 'local2', '3lc')  # designs of Figure 4
 
 

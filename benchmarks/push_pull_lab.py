@@ -1,0 +1,137 @@
+"""3LC and its rivals over a real shaped network: Table 1 of the 3LC paper, on 4 hosts.
+
+    python benchmarks/push_pull_lab.py                     # the exchange alone: real gradients, no model
+    python benchmarks/push_pull_lab.py --part=training     # whole steps of a ResNet, on digits or --data
+    python benchmarks/push_pull_lab.py --part=training --save=times.json     # for experiments/resnet_tables.py
+
+Designs take turns in one run. The last line is JSON.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import jax
+import optax
+import turns
+from absl import app, flags
+from jax.sharding import PartitionSpec as P
+from timing import table
+
+import dct_jax
+from dct_jax import train
+from dct_jax.models.batch_stats import follow_first_worker
+from dct_jax.models.resnet import ResNet
+from dct_jax.train import experiment
+from dct_jax.train.step import accounts
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))
+import resnet_cifar  # its flags, too
+import resnet_designs
+
+DESIGNS = flags.DEFINE_list('designs', [
+    'float32', 'int8', 'ternary', 'one_bit', 'sparse', 'local2', '3lc', '3lc_150', '3lc_175', '3lc_190'],
+    'Rows of Table 1.')
+PART = flags.DEFINE_enum('part', 'exchange', ['exchange', 'training'], 'What is timed.')
+RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit', '1gbit'], 'Of every link.')
+ROUNDS = flags.DEFINE_integer('rounds', 4, 'How often each has its turn.')
+BLOCK = flags.DEFINE_integer('block', 5, 'Steps of one design before the next; the first is not counted.')
+WARM_UP = flags.DEFINE_integer('warm_up', 12, 'Steps of each before anything counts; 2 of float32.')
+SAVE = flags.DEFINE_string('save', None, 'File for the seconds a step, by rate and design.')
+WORKER = flags.DEFINE_bool('worker', False, 'Set in the processes that it starts.')
+
+
+def make_loss(model):
+  def loss_fn(variables, batch):
+    logits, new = model.apply(variables, batch['x'], train=True, mutable=['batch_stats'])
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch['y']).mean()
+    return follow_first_worker(loss, variables['batch_stats'], new['batch_stats'], 'data')
+  return loss_fn
+
+
+def real_gradients(loss_fn, variables, batches, mesh, count=4):
+  """Local gradients of a few batches, a worker's own on its device."""
+  def local(variables, batch):
+    _, grads = dct_jax.local_value_and_grad(loss_fn, 'data')(variables, batch)
+    return jax.tree.map(lambda x: x[None], grads)
+  compute = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(), P('data')), out_specs=P('data')))
+  return [jax.block_until_ready(compute(variables, next(batches))) for _ in range(count)]
+
+
+def exchange_alone(tx, variables, state, specs, mesh, gradients):
+  """The optimizer's step with given gradients: compression, two exchanges, SGD."""
+  def step(variables, state, grads):
+    updates, state = tx.update(jax.tree.map(lambda x: x[0], grads), state, variables)
+    return optax.apply_updates(variables, updates), state, accounts(state)
+  mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), specs, P('data')), out_specs=(P(), specs, P()))
+  compiled = jax.jit(mapped, donate_argnums=(0, 1))
+  held, count = [variables, state], [0]
+
+  def advance():
+    count[0] += 1
+    *held[:], metrics = compiled(*held, gradients[count[0] % len(gradients)])
+    return metrics
+
+  return turns.Contender(advance)
+
+
+def worker():
+  train.start(**train.flag_values())
+  config = experiment.config_of('float32')
+  data = resnet_cifar.load(config)['train']
+  mesh = dct_jax.make_mesh(config.workers)
+  transport = dct_jax.connect(mesh)
+  model = ResNet(config.depth or (20 if config.data else 8), width=config.width)
+  loss_fn = make_loss(model)
+  first = model.init(jax.random.PRNGKey(config.seed), data['x'][:1])
+  batches = resnet_cifar.make_batches(data, config, mesh, 0)
+  gradients, group = None, {}
+  for name in DESIGNS.value:
+    tx = resnet_designs.make_optimizer(experiment.config_of(name), transport)
+    variables, state, specs = dct_jax.init(tx, first, mesh)
+    if PART.value == 'exchange':
+      gradients = gradients or real_gradients(loss_fn, variables, batches, mesh)
+      group[name] = exchange_alone(tx, variables, state, specs, mesh, gradients)
+      continue
+    step, held = train.make_step(loss_fn, tx, mesh, specs, transport=transport), [variables, state]
+
+    def advance(batch, step=step, held=held):
+      *held[:], metrics = step(*held, batch)
+      return metrics
+
+    group[name] = turns.Contender(advance, lambda: (next(batches),))
+  turns.take_turns(group, ROUNDS.value, BLOCK.value, lambda name: 2 if name == 'float32' else WARM_UP.value)
+  told = ('sent_bytes', 'push_bytes', 'pull_bytes')
+  values = sum(x.size for x in jax.tree.leaves(first))
+  turns.tell({name: {k: c.mean(k) for k in told} | c.summary() | {'values': values}
+              for name, c in group.items()})
+
+
+def show(rate, found):
+  base, hosts = found[DESIGNS.value[0]]['seconds'], experiment.config_of('float32').workers
+  rows = [('', 'ms a step', 'speedup', 'bits pushed', 'bits pulled', 'sent B', 'interface B', 'network',
+           'processors')]
+  for name, f in found.items():
+    rows.append((name, f'{1e3 * f["seconds"]:.1f}', f'{base / f["seconds"]:.2f}',
+                 f'{8 * f["push_bytes"] / f["values"]:.3f}', f'{8 * hosts * f["pull_bytes"] / f["values"]:.3f}',
+                 f'{f["sent_bytes"]:,.0f}', f'{f["payload_bytes"]:,.0f}',
+                 f'{8 * f["rate"] / turns.bits(rate):.0%}', f'{hosts * f["busy"] / (os.cpu_count() or 1):.0%}'))
+  table(f'{PART.value}, {hosts} hosts, {rate}, {int(next(iter(found.values()))["values"]):,} values', rows)
+  keep = {name: f['seconds'] for name, f in found.items()}
+  return {rate: keep} | {f'{PART.value}_speedup_{rate}': round(base / keep.get('3lc_175', base), 2)}
+
+
+def main(argv):
+  if WORKER.value:
+    return worker()
+  hosts = experiment.config_of('float32').workers
+  out = turns.in_the_lab(__file__, sys.argv[1:], hosts, RATES.value, show)
+  times = {rate: out.pop(rate) for rate in RATES.value}
+  if SAVE.value:
+    pathlib.Path(SAVE.value).write_text(json.dumps(times, indent=1))
+  print(json.dumps(out))
+
+
+if __name__ == '__main__':
+  app.run(main)
