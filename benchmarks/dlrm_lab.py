@@ -27,6 +27,7 @@ import dlrm_parallel
 
 SUITE = flags.DEFINE_enum('suite', 'hybrid', ['hybrid', 'headline', 'wide', 'lifespan', 'sparsity'],
                           'What is compared.')
+CONTENDERS = flags.DEFINE_list('contenders', None, 'Those of the suite to compare; all unless given.')
 RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit'], 'Of every link.')
 BLOCK = flags.DEFINE_integer('block', 4, "Steps of one contender before it is the next one's turn; the first "
                              'of them is not counted.')
@@ -53,7 +54,8 @@ def suite():
                   | {f'L = {n}': workers | dct | {'lifespan': n} for n in (1, 10, 100, 1000, 10000)},
       'sparsity': {'dense': workers} | {f'{s:.1%}': workers | dct | {'dp_sparsity': s}
                                         for s in (0.75, 0.9, 0.95, 0.99, 0.995)}}
-  return every[SUITE.value]
+  chosen = every[SUITE.value]
+  return {name: chosen[name] for name in CONTENDERS.value or chosen}
 
 
 def make(changes, sets):

@@ -11,6 +11,7 @@ from dct_jax.kernels.dispatch import (
     qsgd_round_trip,
     qsgd_sum,
     settle,
+    stop_if,
     three_lc_encode,
     three_lc_sum,
     threshold,
@@ -20,6 +21,6 @@ from dct_jax.kernels.dispatch import (
 
 __all__ = [
     'NO_QUOTA', 'Selected', 'all_finite', 'encode', 'native_in_use', 'pack', 'qsgd_encode',
-    'qsgd_round_trip', 'qsgd_sum', 'settle', 'three_lc_encode',
+    'qsgd_round_trip', 'qsgd_sum', 'settle', 'stop_if', 'three_lc_encode',
     'three_lc_sum', 'threshold', 'unpack_sum', 'use_native',
 ]

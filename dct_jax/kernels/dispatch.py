@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dct_jax.kernels import block_twin, native, qsgd_twin, select_twin, stream_twin, three_lc_twin, values
+from dct_jax.kernels import block_twin, native, qsgd_twin, select_twin, stop_twin, stream_twin, three_lc_twin, values
 from dct_jax.kernels.select_twin import NO_QUOTA
 
 _wanted = os.environ.get('DCT_JAX_NATIVE', '1') != '0'
@@ -54,6 +54,22 @@ def all_finite(layers) -> jax.Array:
   if native_in_use():
     return native.call('all_finite', [_shape((1,), jnp.uint32)], layers)[0]
   return select_twin.all_finite(layers)
+
+
+def stop_if(nonfinite, corrupt, stop_nonfinite: bool) -> jax.Array:
+  """`corrupt`, if the program may go on: it stops with an error if messages are corrupt, or (`stop_nonfinite`)
+  gradients not finite. Use the result: what nobody uses does not run.
+
+  Args:
+    nonfinite: uint32, workers whose gradient is not finite.
+    corrupt: uint32, messages that failed their checks.
+    stop_nonfinite: whether the former stop the program.
+  """
+  if native_in_use():
+    out = native.call('stop_if', [_shape((1,), jnp.uint32)], [_control(nonfinite, corrupt)],
+                      stop_nonfinite=stop_nonfinite)
+    return out[0].reshape(())
+  return stop_twin.stop_if(nonfinite, corrupt, stop_nonfinite)
 
 
 def threshold(layers, residual, rank, *, old_tau=None, refresh=1, segment=0):

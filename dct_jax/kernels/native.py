@@ -13,7 +13,7 @@ import numpy as np
 
 from dct_jax import axes
 
-INTERFACE = 8  # raised, here and in module.cc, when a kernel's arguments change
+INTERFACE = 9  # raised, here and in module.cc, when a kernel's arguments change
 
 _native: types.ModuleType | None
 try:

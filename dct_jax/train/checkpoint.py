@@ -141,6 +141,8 @@ class Checkpoints:
     notes = self._notes(step)
     _compare_configs(notes['config'], self.config)
     old, new = notes['workers'], mesh.shape[axis_name]
+    rules = dict(zip(_named((), opt_state), resharding.rules(opt_state), strict=True))
+    resharding.check(rules.values(), old, new)
     places = _named(jax.tree.map(lambda _: PartitionSpec(), params), specs)
     own = {k for k, spec in places.items() if any(spec)}
     _compare_arrays(notes['arrays'], _describe(_named(params, opt_state)), own, old, new)
@@ -151,7 +153,6 @@ class Checkpoints:
     if self._alone:
       own_places = {k: NamedSharding(mesh, places[k]) for k in arrays if k not in moved}
       arrays |= {k: jax.device_put(arrays[k], place) for k, place in own_places.items()}
-    rules = dict(zip(_named((), opt_state), resharding.rules(opt_state), strict=True))
     for k in moved:
       arrays[k] = _spread(arrays[k], old, new, NamedSharding(mesh, places[k]), rules[k], conserve)
     tree = jax.tree.unflatten(jax.tree.structure((params, opt_state)), arrays.values())

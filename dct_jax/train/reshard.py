@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -48,6 +49,14 @@ def _by_type(leaf):
   return SUM if np.issubdtype(leaf.dtype, np.inexact) or leaf.dtype.name == 'bfloat16' else COPY
 
 
+def check(rules: Iterable[str], old: int, new: int) -> None:
+  """Refuses what only as many workers as made it can go on with."""
+  if old != new and NEVER in rules:
+    raise ValueError('tables and the slices of push_pull are dealt out over workers, and stale_mean holds a '
+                     'message that is on its way, for as many workers as made it: they cannot be restored onto '
+                     f'another number, got {old=} and {new=}')
+
+
 def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
             conserve: str = 'sum') -> np.ndarray:
   """One new worker's part of what `old` workers had.
@@ -65,11 +74,6 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
     conserve: what a sum keeps: 'sum', or 'mean', which scales by new / old so that the mean over
       workers, which is what an update applies, stays.
   """
-  if rule == NEVER:
-    raise ValueError('tables and the slices of push_pull are dealt out over workers, and stale_mean holds a '
-                     'message that is on its way, for as many workers as made it: they cannot be restored onto '
-                     'another number, got '
-                     f'{old=} and {new=}')
   parts = array.reshape(old, array.shape[0] // old, *array.shape[1:])
   if rule == COPY:
     return parts[worker % old]

@@ -151,10 +151,10 @@ def compressed_mean(
 
     means = [_unless(bad, x / workers, nonfinite) for x in reduced.layers]
     rest = [_unless(bad, x, nonfinite) for x in _exact_mean(parcel.exact, parcel.live, axis_name)]
-    maybe_raise(reduced, nonfinite)
+    corrupt = stop_if_bad(reduced, nonfinite)
     receipt = _with_exact(reduced.receipt, parcel.layers, parcel.exact, workers)
     stats = Stats(receipt, state.stats.nonfinite + reduced.nonfinite,
-                  state.stats.corrupt + reduced.corrupt, state.stats.drained)
+                  state.stats.corrupt + corrupt, state.stats.drained)
     return means, rest, state._replace(residual=residual, collective=reduced.state, stats=stats)
 
   def update(updates, state, params=None):
@@ -235,23 +235,10 @@ def _unless(bad, mean, policy):
   return jnp.where(bad, jnp.nan if policy == 'pass' else 0.0, mean)
 
 
-def maybe_raise(reduced, policy):
-  """Stops the program where a policy says so.
+def stop_if_bad(reduced, policy):
+  """Stops the program where a policy says so; otherwise the number of corrupt messages, as it was.
 
   All workers read the same headers, so that all of them stop and none waits for another. A message that was
   damaged on its way to one receiver only is the exception: that one stops, the others time out.
   """
-
-  def stop(nonfinite, corrupt):  # looks again: under vmap both branches of a cond run
-    if corrupt:
-      raise RuntimeError(f'{int(corrupt)} messages failed their checksum: memory or network errors, '
-                         'or workers that run different versions or configurations')
-    if nonfinite and policy == 'raise':
-      raise FloatingPointError(
-          f'{int(nonfinite)} workers have a gradient with NaN or infinity (nonfinite={policy!r})')
-
-  fatal = reduced.corrupt > 0
-  if policy == 'raise':
-    fatal |= reduced.nonfinite > 0
-  call = lambda: jax.debug.callback(stop, reduced.nonfinite, reduced.corrupt)
-  lax.cond(fatal, call, lambda: None)
+  return kernels.stop_if(reduced.nonfinite, reduced.corrupt, policy == 'raise')

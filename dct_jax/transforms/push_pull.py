@@ -14,7 +14,7 @@ from dct_jax.collectives.owners import Owners
 from dct_jax.compressors import empty_residual
 from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Receipt
 from dct_jax.transforms import checks
-from dct_jax.transforms.compressed_mean import POLICIES, Stats, maybe_raise, no_receipt
+from dct_jax.transforms.compressed_mean import POLICIES, Stats, no_receipt, stop_if_bad
 from dct_jax.transport import Transport
 
 
@@ -154,12 +154,12 @@ def push_pull(
       mode = jnp.where(called_off, TAKE_BACK, KEEP)
       push_residual = jax.vmap(push.settle, in_axes=(None, 0, 0, 0))(
           mode, pushed.message, pushed.residual, state.push)
-    maybe_raise(answers, nonfinite)
+    corrupt = stop_if_bad(answers, nonfinite)
     fill = jnp.nan if nonfinite == 'pass' else 0.0
     said = [jnp.where(called_off, fill, from_slices(x, like.shape))
             for x, like in zip(answers.parts, layers, strict=True)]
     stats = Stats(_together(answers.push, answers.pull), state.stats.nonfinite + answers.nonfinite,
-                  state.stats.corrupt + answers.corrupt, state.stats.drained)
+                  state.stats.corrupt + corrupt, state.stats.drained)
     new = PushPullState(
         state.step + 1, worker.reshape(1), push_residual, pushed.state, answer.residual or (), answer.state,
         optimizer_state, answers.state, stats, answers.push, answers.pull)

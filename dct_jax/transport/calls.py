@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from dct_jax.kernels import stream_twin, values
 
@@ -67,9 +69,34 @@ class Info(NamedTuple):
   union: jax.Array  # coordinates that somebody sent
 
 
+# An exchange has side effects, of which XLA is told, so that it leaves out, repeats and swaps none. JAX is not:
+# programs with effects of its kind take the slow way through Python at every call, which with some hundred arrays
+# takes longer than the exchange. So results must be used; all of them are.
+_exchange = Primitive('dct_jax_exchange')
+_exchange.multiple_results = True
+
+
+@_exchange.def_abstract_eval
+def _(*args, results, **_):
+  del args
+  return [jax.core.ShapedArray(shape, dtype) for shape, dtype in results]
+
+
+def _lower(context, *args, name, results, attributes):
+  del results  # the context knows them
+  lower = jax.ffi.ffi_lowering(f'dct_jax_{name}', has_side_effect=True)
+  return lower(context, *args, **{k: np.array(v) if isinstance(v, tuple) else v for k, v in attributes})
+
+
+mlir.register_lowering(_exchange, _lower, platform='cpu')
+
+
 def _call(name, results, args, **attributes):
-  # The effect keeps XLA from leaving out, repeating or swapping exchanges.
-  return jax.ffi.ffi_call(f'dct_jax_{name}', results, has_side_effect=True)(*args, **attributes)
+  one = hasattr(results, 'shape')
+  shapes = tuple((r.shape, np.dtype(r.dtype)) for r in ([results] if one else results))
+  hashable = tuple((k, tuple(v) if isinstance(v, np.ndarray) else v) for k, v in attributes.items())
+  out = _exchange.bind(*args, name=name, results=shapes, attributes=hashable)
+  return out[0] if one else tuple(out)
 
 
 def _words(count):

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import dct_jax
-from dct_jax.train.reshard import NEVER, reshard, rules
+from dct_jax.train.reshard import NEVER, check, rules
 
 WORKERS = 3
 SHAPES = {'a': (40, 7), 'b': (11,), 'c': (300,), 'd': (5, 5)}
@@ -98,4 +98,4 @@ def test_a_message_on_its_way_stays_with_its_workers():
   _, state = run(dct_jax.stale_mean(mean()), 1)
   assert rules(state).count(NEVER) >= 2
   with pytest.raises(ValueError, match='another number'):
-    reshard(np.zeros(6), 3, 2, 0, NEVER)
+    check([NEVER], 3, 2)

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from reference import three_lc as oracle
 
 import dct_jax
+from dct_jax import train
 
 SHAPES = {'a': (17, 13), 'b': (5,), 'c': (257,), 'd': ()}
 
@@ -205,3 +206,26 @@ def test_bad_arguments():
     dct_jax.init(tx, params_like(), dct_jax.make_mesh(2))
   with pytest.raises(ValueError, match='one push_pull'):
     dct_jax.server_params(params_like(), optax.sgd(0.1).init(params_like()))
+
+
+def test_a_checkpoint_restores_it_bit_for_bit(tmp_path):
+  """And another number of workers is refused, by name: slices are dealt out."""
+  def start(workers):
+    tx = dct_jax.push_pull(ternary(), ternary(), optax.adam(0.1), 'data', workers=workers)
+    return tx, dct_jax.make_mesh(workers), *dct_jax.init(tx, params_like(), dct_jax.make_mesh(workers))
+
+  tx, mesh, params, state, specs = start(2)
+  step = jax.jit(jax.shard_map(
+      lambda p, s, g: tx.update(jax.tree.map(lambda x: x[0], g), s, p)[1], mesh=mesh,
+      in_specs=(P(), specs, P('data')), out_specs=specs))
+  for grads in gradients(2, 3):
+    state = jax.block_until_ready(step(params, state, grads))
+  checkpoints = train.Checkpoints(tmp_path, {})
+  checkpoints.save(3, params, state)
+  _, again, at = train.Checkpoints(tmp_path, {}).restore(params, state, specs, mesh)
+  assert at == 3
+  for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
+    np.testing.assert_array_equal(x, y)
+  _, mesh, params, state, specs = start(4)
+  with pytest.raises(ValueError, match='slices of push_pull .* cannot be restored onto another number'):
+    train.Checkpoints(tmp_path, {}).restore(params, state, specs, mesh)

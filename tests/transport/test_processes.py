@@ -59,10 +59,10 @@ def assert_equal_to_simulation(mine, me, devices):
 def test_processes_equal_the_simulation_and_have_sent_what_they_say(tmp_path):
   """Laws 4 and 5, a step included in which one worker's gradient is not a number: all skip it."""
   run('train', tmp_path)
-  for name in process.COLLECTIVES:
+  for name in (*process.COLLECTIVES, 'push_pull'):
     saved = [load(tmp_path / f'{name}{me}.npz') for me in range(process.WORKERS)]
-    # All but one add up in the order of workers.
-    devices = simulated(name if name == 'recursive_double' else 'all_gather', process.STEPS)
+    # Other collectives add up in the order of workers.
+    devices = simulated(name if name in ('recursive_double', 'push_pull') else 'all_gather', process.STEPS)
     for me, mine in enumerate(saved):
       assert_equal_to_simulation(mine, me, devices)
       assert mine['skipped'] == 1

@@ -19,6 +19,8 @@ ffi::Error Threshold(ffi::ThreadPool, ffi::Buffer<ffi::U32> control, ffi::Buffer
 
 ffi::Error AllFinite(ffi::ThreadPool, ffi::RemainingArgs, ffi::ResultBuffer<ffi::U32> finite);
 
+ffi::Error StopIf(ffi::Buffer<ffi::U32> counts, ffi::ResultBuffer<ffi::U32> corrupt, bool stop_nonfinite);
+
 ffi::Error Encode(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> index,
                   ffi::Buffer<ffi::F32> value, ffi::Buffer<ffi::U32> dense,
                   ffi::ResultBuffer<ffi::U32> words, int64_t universe, int64_t unit,

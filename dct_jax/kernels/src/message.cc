@@ -98,4 +98,22 @@ ffi::Error Settle(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buff
   return ffi::Error::Success();
 }
 
+// counts = (nonfinite, corrupt); see kernels/dispatch.py: stop_if.
+ffi::Error StopIf(ffi::Buffer<ffi::U32> counts, ffi::ResultBuffer<ffi::U32> corrupt, bool stop_nonfinite) {
+  const uint32_t nonfinite = counts.typed_data()[0];
+  corrupt->typed_data()[0] = counts.typed_data()[1];
+  if (counts.typed_data()[1]) {
+    return ffi::Error(ffi::ErrorCode::kDataLoss,
+                      "RuntimeError: " + std::to_string(counts.typed_data()[1]) +
+                          " messages failed their checksum: memory or network errors, or workers that run "
+                          "different versions or configurations");
+  }
+  if (nonfinite && stop_nonfinite) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                      "FloatingPointError: " + std::to_string(nonfinite) +
+                          " workers have a gradient with NaN or infinity (nonfinite='raise')");
+  }
+  return ffi::Error::Success();
+}
+
 }  // namespace dct

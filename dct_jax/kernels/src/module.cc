@@ -40,6 +40,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DctAllFinite, dct::AllFinite,
                                   .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::U32>>());
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DctStopIf, dct::StopIf,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::U32>>()
+                                  .Ret<ffi::Buffer<ffi::U32>>()
+                                  .Attr<bool>("stop_nonfinite"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DctEncode, dct::Encode,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::U32>>()
@@ -188,6 +194,7 @@ PyObject* handlers(PyObject*, PyObject*) {
   add("pack", DctPack);
   add("threshold", DctThreshold);
   add("all_finite", DctAllFinite);
+  add("stop_if", DctStopIf);
   add("encode", DctEncode);
   add("unpack_sum", DctUnpackSum);
   add("settle", DctSettle);
@@ -274,6 +281,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in native.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 8);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 9);
   return self;
 }
