@@ -81,7 +81,7 @@ def worker():
   config = experiment.config_of('float32')
   data = resnet_cifar.load(config)['train']
   mesh = dct_jax.make_mesh(config.workers)
-  transport = dct_jax.connect(mesh)
+  transport = dct_jax.connect(mesh, timeout=600.0)  # hosts that share cores compile for minutes
   model = ResNet(config.depth or (20 if config.data else 8), width=config.width)
   loss_fn = make_loss(model)
   first = model.init(jax.random.PRNGKey(config.seed), data['x'][:1])
