@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dct_jax.kernels import block_twin, native, qsgd_twin, select_twin, stop_twin, stream_twin, three_lc_twin, values
+from dct_jax.kernels import (
+    block_twin,
+    native,
+    qsgd_twin,
+    select_twin,
+    stop_twin,
+    stream_twin,
+    three_lc_twin,
+    values,
+)
 from dct_jax.kernels.select_twin import NO_QUOTA
 
 _wanted = os.environ.get('DCT_JAX_NATIVE', '1') != '0'

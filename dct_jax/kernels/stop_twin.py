@@ -1,7 +1,7 @@
 """Pure-JAX twin of the kernel that stops a program.
 
-A callback to Python costs every call of the program its fast way through JAX, even if it is never made: the native
-kernel does without.
+A callback to Python costs every call of the program its fast way through JAX, even if it is never made: the
+native kernel does without.
 """
 
 from __future__ import annotations

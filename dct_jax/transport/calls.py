@@ -70,8 +70,8 @@ class Info(NamedTuple):
 
 
 # An exchange has side effects, of which XLA is told, so that it leaves out, repeats and swaps none. JAX is not:
-# programs with effects of its kind take the slow way through Python at every call, which with some hundred arrays
-# takes longer than the exchange. So results must be used; all of them are.
+# programs with effects of its kind take the slow way through Python at every call, which with some hundred
+# arrays takes longer than the exchange. So results must be used; all of them are.
 _exchange = Primitive('dct_jax_exchange')
 _exchange.multiple_results = True
 
