@@ -3,8 +3,7 @@
     python experiments/resnet_tables.py --data=cifar10/ --depth=8 --steps=600 --workdir=runs/resnet
     python experiments/resnet_tables.py ... --times=times.json    # of benchmarks/push_pull_lab.py --save
 
-Every number of steps is a run of its own, with its own schedule. Runs that are in the work directory already
-are not repeated.
+Every number of steps is a run of its own, with its own schedule. Runs that are there are not repeated.
 """
 
 import json
@@ -81,11 +80,11 @@ def draw_times(runs, times):
 
 
 def draw_runtime(full):
+  """Figure 4."""
   def draw(axes):
     for name in (n for n in RUNTIME if n in full):
-      lines = full[name]
-      axes[0].plot([x['step'] for x in lines], [x['loss'] for x in lines], label=name, alpha=0.7, linewidth=0.8)
-      seen = report.evaluations(lines)
+      axes[0].plot(*zip(*((x['step'], x['loss']) for x in full[name]), strict=True), label=name, linewidth=0.8)
+      seen = report.evaluations(full[name])
       axes[1].plot(seen['step'], [100 * x for x in seen['test_accuracy']], marker='o', markersize=3, label=name)
     axes[0].set(xlabel='step', ylabel='training loss', yscale='log')
     axes[1].set(xlabel='step', ylabel='test accuracy %')

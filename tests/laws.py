@@ -51,7 +51,8 @@ BITWISE = ('all_gather', *REDUCTIONS)  # a dense psum may add in another order
 # What such a quantizer sends and keeps adds up to rounding only, not bit for bit.
 ROUNDED = {'int8', 'one_bit', 'qsgd', 'stochastic_ternary', 'three_lc'}
 WITHOUT_CODECS = ROUNDED | {'random_k_shared', 'identity'}  # value codecs mean nothing to them
-RIVALS = {'int8', 'one_bit', 'stochastic_ternary', 'sampled_top_k'}  # built from parts of others
+CORE = {'dct', 'qsgd', 'three_lc', 'identity'}  # one of each kind; others are built from their parts
+PURE = {'int8', 'one_bit', 'stochastic_ternary'}  # have no native kernels
 SHAPES = ((17, 13), (), (5,), (257,), (8, 3, 2))  # odd sizes, a scalar, a layer that travels dense
 
 
@@ -79,5 +80,5 @@ def decoded(compressor, message, layers, state):
   return compressor.decompress(message[None], layers, state).layers
 
 
-__all__ = ['BITWISE', 'COLLECTIVES', 'COMPRESSORS', 'PAIRS', 'ROUNDED', 'RIVALS', 'SHAPES',
-           'WITHOUT_CODECS', 'decoded', 'gradients', 'make', 'vmap_runner']
+__all__ = ['BITWISE', 'COLLECTIVES', 'COMPRESSORS', 'CORE', 'PAIRS', 'PURE', 'ROUNDED',
+           'SHAPES', 'WITHOUT_CODECS', 'decoded', 'gradients', 'make', 'vmap_runner']

@@ -20,9 +20,11 @@ def transform(name, collective, axis_name='data', value_codec='float32', **kwarg
 
 
 def worker_counts(*counts):
-  """Pairs with each number of workers; of compressors made of parts of others, most are slow tests."""
-  return [pytest.param(*pair, n, marks=pytest.mark.slow if pair[0] in laws.RIVALS and n != 3 else ())
-          for pair in laws.PAIRS for n in counts]
+  """Pairs with numbers of workers: those made of parts of others have 3, and the most in a slow test."""
+  core = [(*pair, n) for pair in laws.PAIRS if pair[0] in laws.CORE for n in counts]
+  others = [pair for pair in laws.PAIRS if pair[0] not in laws.CORE]
+  return core + [(*pair, 3) for pair in others] + [
+      pytest.param(*pair, max(counts), marks=pytest.mark.slow) for pair in others]
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
@@ -132,7 +134,7 @@ def test_jit_equals_eager(name, collective):
     np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize('name', [n for n, c in laws.PAIRS if c == 'all_gather'])
+@pytest.mark.parametrize('name', [n for n, c in laws.PAIRS if c == 'all_gather' and n not in laws.PURE])
 def test_twin_equals_native(name):
   """The pure-JAX twins give the same messages, residuals and sums."""
   if not kernels.native_in_use():

@@ -5,6 +5,7 @@ What they return is the same on all workers, and JAX takes it for that.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -74,6 +75,14 @@ class Info(NamedTuple):
 # arrays takes longer than the exchange. So results must be used; all of them are.
 _exchange = Primitive('dct_jax_exchange')
 _exchange.multiple_results = True
+
+
+@functools.cache
+def _compiled(**params):
+  return jax.jit(functools.partial(_exchange.bind, **params))
+
+
+_exchange.def_impl(lambda *args, **params: _compiled(**params)(*args))  # outside of any program
 
 
 @_exchange.def_abstract_eval

@@ -21,26 +21,27 @@ def run(*arguments):
       capture_output=True, text=True, env=os.environ | {'PYTHONPATH': str(ROOT)}, timeout=240, check=False)
 
 
+@pytest.mark.slow
 def test_learns_digits_and_goes_on_where_it_stopped(tmp_path):
   flags = ('--steps=12', '--evaluate_every=2', '--checkpoint_every=6', '--learning_rate=0.05')
-  done = run(*flags, f'--workdir={tmp_path / "whole"}')
+  done = run(*flags, '--method=float32,3lc', f'--workdir={tmp_path / "whole"}')
   assert done.returncode == 0, done.stderr
   assert 'not CIFAR but a stand-in' in done.stderr
   rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:3]}
-  assert set(rows) == {'float32', 'dct'}
+  assert set(rows) == {'float32', '3lc'}
   lines = read_metrics(tmp_path / 'whole/float32')
   assert lines[-1]['loss'] < 0.8 * lines[0]['loss']
   assert lines[-1]['eval/train_loss'] != lines[-1]['loss']
   dense, sparse = (read_metrics(tmp_path / 'whole' / name)[-1] for name in rows)
   assert sparse['total_encoded_bytes'] < dense['total_encoded_bytes'] / 3
 
-  shutil.copytree(tmp_path / 'whole/dct', tmp_path / 'parts/dct')
-  shutil.rmtree(tmp_path / 'parts/dct/checkpoints/12')
-  (tmp_path / 'parts/dct/metrics.jsonl').unlink()
-  rest = run(*flags, '--method=dct', '--resume', f'--workdir={tmp_path / "parts"}')
+  shutil.copytree(tmp_path / 'whole/3lc', tmp_path / 'parts/3lc')
+  shutil.rmtree(tmp_path / 'parts/3lc/checkpoints/12')
+  (tmp_path / 'parts/3lc/metrics.jsonl').unlink()
+  rest = run(*flags, '--method=3lc', '--resume', f'--workdir={tmp_path / "parts"}')
   assert rest.returncode == 0, rest.stderr
   losses = lambda name: {x['step']: (x['loss'], x['eval/test_loss'])
-                         for x in read_metrics(tmp_path / name / 'dct')}
+                         for x in read_metrics(tmp_path / name / '3lc')}
   whole = losses('whole')
   assert losses('parts') == {step: whole[step] for step in (8, 10, 12)}
 

@@ -27,7 +27,8 @@ def reducer(channel, size=50, algorithm='split_all_gather', op='sum', settings=N
 def error_of(call):
   """The text of its error and the seconds until then."""
   begin = time.monotonic()
-  with pytest.raises(jax.errors.JaxRuntimeError) as error:
+  # What fails before the call has returned is a ValueError to JAX's fast way through C++.
+  with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as error:
     call()
   return str(error.value), time.monotonic() - begin
 

@@ -231,7 +231,7 @@ def test_a_worker_that_cannot_read_its_own_message_stops_all_at_once():
   packed[1].message[9] ^= 4
 
   def body(t):
-    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as error:
       jax.jit(blocking(t.open()))(*arguments_of(name, packed[t.rank], 'split_all_gather'))
     return str(error.value)
 
