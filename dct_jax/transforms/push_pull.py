@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -202,10 +203,7 @@ def to_slices(x: jax.Array, workers: int) -> jax.Array:
 
 def from_slices(slices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """The inverse of `to_slices`, of any array that holds the slices one after the other."""
-  size = 1
-  for n in shape:
-    size *= n
-  return slices.reshape(-1)[:size].reshape(shape)
+  return slices.reshape(-1)[:math.prod(shape)].reshape(shape)
 
 
 def _server_step(optimizer, sums, bad, state, updates, params, worker, workers):

@@ -28,6 +28,7 @@ def table(output):
   return {m[1]: m[2].split() for m in re.finditer(r'^ *(\w+) +([\d., x]+)$', output, re.MULTILINE)}
 
 
+@pytest.mark.slow
 def test_forms_are_compared_and_a_run_goes_on_where_it_stopped(tmp_path):
   flags = ('--workers=2', '--method=baseline,hybrid')
   done = run(*flags, '--steps=8', f'--workdir={tmp_path / "whole"}')
@@ -48,6 +49,7 @@ def test_forms_are_compared_and_a_run_goes_on_where_it_stopped(tmp_path):
   assert rest.stdout.replace('parts', 'whole') == done.stdout
 
 
+@pytest.mark.slow
 def test_processes_see_the_same_data_as_devices(tmp_path):
   flags = ('--workers=2', '--method=baseline', '--steps=4')
   devices = run(*flags, f'--workdir={tmp_path / "devices"}')
