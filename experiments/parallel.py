@@ -1,0 +1,34 @@
+"""What experiments share that train in one piece or in stages."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import dct_jax
+
+TRAFFIC = ('forward_bytes', 'backward_bytes', 'dense_bytes')
+
+
+class Setup(NamedTuple):
+  """A training, in one piece or in stages."""
+
+  step: Callable  # (params, state, batch of this process) -> (params, state, metrics)
+  predict: Callable  # (params, state, batch that all processes have) -> a number or more for each example
+  state: tuple  # parameters, state and its specs
+  meshes: Any
+  checkpoints: Callable  # (directory, configuration) -> what saves
+  share: tuple[int, int]  # which part of a batch this process wants, of how many
+
+
+def connect(mesh):
+  """Connections along the data axis, where every worker is a process; without them XLA's collectives do it."""
+  return dct_jax.connect(mesh, 'data') if mesh.size == jax.process_count() > 1 else None
+
+
+def traffic(state):
+  """What the boundaries of a model have left under 'traffic', by name, all of them together."""
+  cuts = jax.tree.leaves(state.get('traffic', {}), is_leaf=lambda x: 'dense_bytes' in x)
+  total = lambda name: sum((cut[name] for cut in cuts), jnp.float32(0))
+  return {f'activation_{name}': total(name) for name in TRAFFIC}
