@@ -21,8 +21,6 @@ from timing import table
 
 import dct_jax
 from dct_jax import train
-from dct_jax.models.batch_stats import follow_first_worker
-from dct_jax.models.resnet import ResNet
 from dct_jax.train import experiment
 from dct_jax.train.step import accounts
 
@@ -40,14 +38,6 @@ BLOCK = flags.DEFINE_integer('block', 5, 'Steps of one design before the next; t
 WARM_UP = flags.DEFINE_integer('warm_up', 12, 'Steps of each before anything counts; 2 of float32.')
 SAVE = flags.DEFINE_string('save', None, 'File for the seconds a step, by rate and design.')
 WORKER = flags.DEFINE_bool('worker', False, 'Set in the processes that it starts.')
-
-
-def make_loss(model):
-  def loss_fn(variables, batch):
-    logits, new = model.apply(variables, batch['x'], train=True, mutable=['batch_stats'])
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch['y']).mean()
-    return follow_first_worker(loss, variables['batch_stats'], new['batch_stats'], 'data')
-  return loss_fn
 
 
 def real_gradients(loss_fn, variables, batches, mesh, count=4):
@@ -82,8 +72,8 @@ def worker():
   data = resnet_cifar.load(config)['train']
   mesh = dct_jax.make_mesh(config.workers)
   transport = dct_jax.connect(mesh, timeout=600.0)  # hosts that share cores compile for minutes
-  model = ResNet(config.depth or (20 if config.data else 8), width=config.width)
-  loss_fn = make_loss(model)
+  model = resnet_cifar.make_model(config)
+  loss_fn = resnet_cifar.make_loss(model)
   first = model.init(jax.random.PRNGKey(config.seed), data['x'][:1])
   batches = resnet_cifar.make_batches(data, config, mesh, 0)
   gradients, group = None, {}

@@ -56,6 +56,11 @@ def axis_size(axis_name: AxisName | None) -> int:
         'vmap with that axis, or use axis_name=None to run on one worker') from None
 
 
+def worker(axis_name: AxisName | None) -> jax.Array:
+  """uint32: which worker this is; 0 without an axis."""
+  return jnp.uint32(0) if axis_name is None else lax.axis_index(axis_name).astype(jnp.uint32)
+
+
 def cut(flat, like):
   """A flat array in the shapes of others that it holds end to end."""
   out, at = [], 0

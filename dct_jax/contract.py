@@ -26,7 +26,7 @@ Three families fit this contract.
     [0.0, -3.0, 0.0, 0.0]
 
 **Quantizers** send every entry with fewer bits, in a fixed or a variable number of words (`cast`, `qsgd`,
-later 3LC). `residual` holds what rounding took away:
+`three_lc`). `residual` holds what rounding took away:
 
     >>> half = dct_jax.cast('float16')
     >>> layers, zero = (jnp.array([1.0, 1.0 + 2**-12]),), (jnp.zeros(2),)

@@ -74,16 +74,25 @@ def make_evaluate(measure, data, config, mesh):
   return evaluate
 
 
-def train_one(config, workdir):
-  """Trains with one method; everything worth keeping is in `workdir` afterwards."""
-  model = ResNet(config.depth or (20 if config.data else 8), width=config.width)
-  mesh, data = dct_jax.make_mesh(config.workers), load(config)
-  cross_entropy = lambda logits, y: optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+def make_model(config):
+  return ResNet(config.depth or (20 if config.data else 8), width=config.width)
 
+
+def cross_entropy(logits, labels):
+  return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def make_loss(model):
   def loss_fn(variables, batch):
     logits, new = model.apply(variables, batch['x'], train=True, mutable=['batch_stats'])
     loss = cross_entropy(logits, batch['y'])
     return follow_first_worker(loss, variables['batch_stats'], new['batch_stats'], 'data')
+  return loss_fn
+
+
+def train_one(config, workdir):
+  """Trains with one method; everything worth keeping is in `workdir` afterwards."""
+  model, mesh, data = make_model(config), dct_jax.make_mesh(config.workers), load(config)
 
   def measure(variables, batch):
     logits = model.apply(variables, batch['x'])
@@ -97,7 +106,7 @@ def train_one(config, workdir):
   checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed, keep=2)
   variables, state, start = experiment.resume(checkpoints, variables, state, specs, mesh)
   with train.MetricsWriter(workdir) as writer:
-    train.run(train.make_step(loss_fn, tx, mesh, specs), variables, state,
+    train.run(train.make_step(make_loss(model), tx, mesh, specs), variables, state,
               make_batches(data['train'], config, mesh, start), steps=config.steps, start=start, metrics=writer,
               checkpoints=checkpoints, checkpoint_every=config.checkpoint_every,
               evaluate=make_evaluate(measure, data, config, mesh), evaluate_every=config.evaluate_every,

@@ -155,12 +155,11 @@ def _reduced(exchanged, is_dense, state, layers) -> Reduced:
   unpacked, head, encoded, moved, sent = exchanged
   total = sum(x.size for x in layers)
   nonfinite = jnp.sum(head.nonfinite, dtype=jnp.uint32)
-  missing = jnp.where(head.wanted > head.length, head.wanted - head.length, 0)
   receipt = Receipt(
       encoded_bytes=4 * _mean(encoded),
       moved_bytes=moved,
       sent_bytes=sent,
-      overflow_bytes=4 * _mean(missing),
+      overflow_bytes=4 * _mean(head.missing),
       density=jnp.mean(unpacked.entries.astype(jnp.float32)) / float(total))
   # A worker without a gradient wanted nothing; that says nothing about the next step.
   wanted = jnp.where(nonfinite > 0, state.wanted, jnp.max(head.wanted * unpacked.intact))

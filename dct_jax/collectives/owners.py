@@ -93,8 +93,7 @@ class Owners:
       return read(arrived), header.read_headers(arrived)
 
     unpacked, heads = self._on_a_rung(carry, state.push, size, messages.shape[0])
-    me = 0 if self.axis_name is None else lax.axis_index(self.axis_name)
-    return Arrived(unpacked, heads, header.read_headers(messages).length[me])
+    return Arrived(unpacked, heads, header.read_headers(messages).length[axes.worker(self.axis_name)])
 
   def pull(self, message: jax.Array, read: Callable[[jax.Array], Unpacked], arrived: Arrived,
            state: OwnersState, push_size: Size, size: Size) -> Answers:
@@ -126,11 +125,10 @@ class Owners:
     wanted, _, corrupt, nonfinite, words, missing, entries, own = notes.T
     bad = unpacked.intact.reshape(-1) == 0
     every = lambda x: jnp.sum(x, dtype=jnp.uint32)
-    lacking = jnp.where(heads.wanted > heads.length, heads.wanted - heads.length, 0)
     push = self._receipt(every(words), every(words) - every(own), every(missing), every(entries),
                          state.push, push_size, workers, workers)
     all_pulls = every(heads.length) + NOTE * workers
-    pull = self._receipt(all_pulls, all_pulls * (workers - 1), every(lacking), every(unpacked.entries),
+    pull = self._receipt(all_pulls, all_pulls * (workers - 1), every(heads.missing), every(unpacked.entries),
                          state.pull, size, workers, 1)
     called_off = nonfinite[0] > 0  # such a step says nothing about the next one
     new = OwnersState(jnp.where(called_off, state.push, jnp.max(wanted)),
@@ -156,8 +154,7 @@ def _note(message, arrived: Arrived):
   """What all have to know of the pushes to this owner; see `NOTE`."""
   heads, intact = arrived.heads, arrived.unpacked.intact
   every = lambda x: jnp.sum(x, dtype=jnp.uint32)
-  lacking = jnp.where(heads.wanted > heads.length, heads.wanted - heads.length, 0)
   return jnp.stack([
       jnp.max(heads.wanted * intact), header.read_headers(message).length + NOTE, every(1 - intact),
-      every(heads.nonfinite * intact), every(heads.length), every(lacking), every(arrived.unpacked.entries),
-      arrived.own_words])
+      every(heads.nonfinite * intact), every(heads.length), every(heads.missing),
+      every(arrived.unpacked.entries), arrived.own_words])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dct_jax import kernels
 from dct_jax.compressors import quantizer, stream
 from dct_jax.contract import Compressor
-from dct_jax.kernels.qsgd_twin import CODECS, mix, num_words
+from dct_jax.kernels.qsgd_twin import CODECS, num_words
 
 
 class QsgdState(NamedTuple):
@@ -66,7 +66,7 @@ def qsgd(
     raise ValueError(f'bucket must be a multiple of 32, got {bucket=}')
 
   def encode(layers, residual, dense, state, room, silent):
-    seed_here = quantizer.seed_of(seed, state.step, room.worker, mix)
+    seed_here = quantizer.seed_of(seed, state.step, room.worker)
     message, left = kernels.qsgd_encode(
         layers, residual, dense, live=room.live, silent=silent, seed=seed_here, capacity=room.capacity,
         bits=bits, bucket=bucket)

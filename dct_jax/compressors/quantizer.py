@@ -13,6 +13,7 @@ from dct_jax.compressors import stream
 from dct_jax.contract import Compressor, Packed, Size, Unpacked
 from dct_jax.kernels import block_twin
 from dct_jax.kernels.block_twin import BlockCodec, words_of
+from dct_jax.kernels.qsgd_twin import mix
 from dct_jax.kernels.select_twin import add_residual
 from dct_jax.wire import header, layout_of
 
@@ -114,7 +115,7 @@ def of_blocks(
   return quantizer(init, encode, add_up, words, dense_below)
 
 
-def seed_of(seed: int, step: jax.Array, worker: jax.Array | int, mix: Callable) -> jax.Array:
+def seed_of(seed: int, step: jax.Array, worker: jax.Array | int) -> jax.Array:
   """A number for this step and worker; the mixer keeps neighbours from sharing random numbers."""
   u32 = lambda x: jnp.asarray(x, jnp.uint32).reshape(())
   return mix(mix(mix(jnp.uint32(seed % 2**32)) + u32(step)) + u32(worker))

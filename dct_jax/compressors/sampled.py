@@ -95,7 +95,7 @@ def sampled_top_k(
     return out
 
   def compress(layers, residual, state, quota):
-    places = draw(layers, quantizer.seed_of(seed, state.step, quota.worker, mix))
+    places = draw(layers, quantizer.seed_of(seed, state.step, quota.worker))
     look = lambda arrays: tuple(
         x if at is None else x.reshape(-1)[at] for x, at in zip(arrays, places, strict=True))
     counts = [looked_at(x) for x in layers]

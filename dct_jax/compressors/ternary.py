@@ -61,8 +61,7 @@ def stochastic_ternary(*, seed: int = 0, dense_below: int = stream.DENSE_BELOW) 
   """
 
   def advance(state, worker):
-    return (quantizer.seed_of(seed, state.step, worker, qsgd_twin.mix),
-            StochasticTernaryState(state.step + 1))
+    return quantizer.seed_of(seed, state.step, worker), StochasticTernaryState(state.step + 1)
 
   codec = BlockCodec(CODEC, _num_words, _quantize, _dequantize, num_scales=lambda n: 1, most=three_lc_twin.MOST)
   return quantizer.of_blocks(

@@ -64,14 +64,13 @@ def encode(codec: BlockCodec, layers, residual, dense, seed, live, silent, capac
   words = seal(codec.code, body, jnp.where(silent, HEADER, u32(full)), full, live)
   if residual is None:
     return words, None
-  said = [jnp.where(silent, 0, codec.dequantize(b, x.size)) for b, x in zip(blocks, sums, strict=True)]
-  return words, what_is_left(sums, said, residual, live)
+  left = [x - jnp.where(silent, 0, codec.dequantize(b, x.size)) for b, x in zip(blocks, sums, strict=True)]
+  return words, new_residual(left, residual, live)
 
 
-def what_is_left(sums, said, residual, live):
-  """The residual after a message; without a gradient it stays as it was."""
-  return tuple(jnp.where(live == 0, e, (x - sent).reshape(e.shape))
-               for x, sent, e in zip(sums, said, residual, strict=True))
+def new_residual(left, residual, live):
+  """What flat layers have left, in the shapes of the residual; without a gradient it stays as it was."""
+  return tuple(jnp.where(live == 0, e, x.reshape(e.shape)) for x, e in zip(left, residual, strict=True))
 
 
 def _valid(codec, words, starts, layers):

@@ -58,6 +58,24 @@ def _layers_and_residual(layers, residual):
   return (*layers, *(residual or ()))
 
 
+def _encode_natively(name, control, dense, layers, residual, capacity, **attributes):
+  """A message and the new residual (in place if donated), of a kernel that makes both."""
+  results = [_shape((capacity,), jnp.uint32), *(_shape(e.shape, jnp.float32) for e in residual or ())]
+  args = [control, dense, *_layers_and_residual(layers, residual)]
+  n = len(layers)
+  aliases = {2 + n + i: 1 + i for i in range(n)} if residual is not None else {}
+  words, *left = native.call(name, results, args, aliases, feedback=residual is not None, **attributes)
+  return words, tuple(left) if residual is not None else None
+
+
+def _sum_natively(name, words, layers, dense, **attributes):
+  """Which messages are intact, and their sums, of a kernel that decodes them."""
+  results = [_shape(words.shape[:1], jnp.uint32)]
+  results += [_shape(x.shape, jnp.float32) for x in (*layers, *dense)]
+  intact, *sums = native.call(name, results, [words], dense_layers=len(dense), **attributes)
+  return intact, tuple(sums)
+
+
 def all_finite(layers) -> jax.Array:
   """uint32[1]: 1 when no entry of any layer is NaN or infinite."""
   if native_in_use():
@@ -189,12 +207,7 @@ def unpack_sum(words, sparse, dense, *, unit=1, value_codec='float32'):
     first of the sparse layers, then of the dense ones.
   """
   if native_in_use():
-    results = [_shape(words.shape[:1], jnp.uint32)]
-    results += [_shape(x.shape, jnp.float32) for x in (*sparse, *dense)]
-    intact, *sums = native.call(
-        'unpack_sum', results, [words], dense_layers=len(dense), unit=unit,
-        value_codec=values.CODES[value_codec])
-    return intact, tuple(sums)
+    return _sum_natively('unpack_sum', words, sparse, dense, unit=unit, value_codec=values.CODES[value_codec])
   return stream_twin.unpack_sum(words, sparse, dense, unit, value_codec)
 
 
@@ -224,13 +237,8 @@ def qsgd_encode(layers, residual, dense, *, seed, live=1, silent=0, capacity, bi
     bucket: entries that share a scale, a multiple of 32.
   """
   if native_in_use():
-    results = [_shape((capacity,), jnp.uint32), *(_shape(e.shape, jnp.float32) for e in residual or ())]
-    args = [_control(seed, live, silent), dense, *_layers_and_residual(layers, residual)]
-    n = len(layers)
-    aliases = {2 + n + i: 1 + i for i in range(n)} if residual is not None else {}
-    words, *left = native.call('qsgd_encode', results, args, aliases, bits=bits, bucket=bucket,
-                               feedback=residual is not None)
-    return words, tuple(left) if residual is not None else None
+    return _encode_natively('qsgd_encode', _control(seed, live, silent), dense, layers, residual, capacity,
+                            bits=bits, bucket=bucket)
   return block_twin.encode(qsgd_twin.codec(bits, bucket), layers, residual, dense, seed, jnp.asarray(live),
                            jnp.asarray(silent), capacity)
 
@@ -250,11 +258,7 @@ def qsgd_sum(words, layers, dense, *, bits, bucket):
     first of the quantized layers, then of the dense ones.
   """
   if native_in_use():
-    results = [_shape(words.shape[:1], jnp.uint32)]
-    results += [_shape(x.shape, jnp.float32) for x in (*layers, *dense)]
-    intact, *sums = native.call('qsgd_sum', results, [words], dense_layers=len(dense), bits=bits,
-                                bucket=bucket)
-    return intact, tuple(sums)
+    return _sum_natively('qsgd_sum', words, layers, dense, bits=bits, bucket=bucket)
   return block_twin.sum_messages(qsgd_twin.codec(bits, bucket), words, layers, dense)
 
 
@@ -279,13 +283,8 @@ def three_lc_encode(layers, residual, dense, *, live=1, silent=0, budget, capaci
     zero_runs: whether runs of zeros are shortened.
   """
   if native_in_use():
-    results = [_shape((capacity,), jnp.uint32), *(_shape(e.shape, jnp.float32) for e in residual or ())]
-    args = [_control(live, silent, budget), dense, *_layers_and_residual(layers, residual)]
-    n = len(layers)
-    aliases = {2 + n + i: 1 + i for i in range(n)} if residual is not None else {}
-    words, *left = native.call('three_lc_encode', results, args, aliases, multiplier=np.float32(multiplier),
-                               zero_runs=zero_runs, feedback=residual is not None)
-    return words, tuple(left) if residual is not None else None
+    return _encode_natively('three_lc_encode', _control(live, silent, budget), dense, layers, residual,
+                            capacity, multiplier=np.float32(multiplier), zero_runs=zero_runs)
   return three_lc_twin.encode(layers, residual, dense, jnp.asarray(live), jnp.asarray(silent), budget, capacity,
                               multiplier, zero_runs)
 
@@ -293,8 +292,5 @@ def three_lc_encode(layers, residual, dense, *, live=1, silent=0, budget, capaci
 def three_lc_sum(words, layers, dense):
   """Decodes messages of `three_lc_encode` and adds them up in their order; see `qsgd_sum`."""
   if native_in_use():
-    results = [_shape(words.shape[:1], jnp.uint32)]
-    results += [_shape(x.shape, jnp.float32) for x in (*layers, *dense)]
-    intact, *sums = native.call('three_lc_sum', results, [words], dense_layers=len(dense))
-    return intact, tuple(sums)
+    return _sum_natively('three_lc_sum', words, layers, dense)
   return three_lc_twin.sum_messages(words, layers, dense)

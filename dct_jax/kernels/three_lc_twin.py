@@ -126,17 +126,10 @@ def encode(layers, residual, dense, live, silent, budget, capacity, multiplier, 
                           fixed + ceil_div(wanted, 4), live)
   if residual is None:
     return words, None
-  return words, _left(sums, said, residual, live, silent)
-
-
-def _left(sums, said, residual, live, silent):
-  """As the native kernel has it: all is taken away, and what did not fit is put back."""
-  out = []
-  for x, (value, told), e in zip(sums, said, residual, strict=True):
-    left = x - value
-    left = jnp.where(silent, x, jnp.where(told, left, left + value))
-    out.append(jnp.where(live == 0, e, left.reshape(e.shape)))
-  return tuple(out)
+  # As the native kernel has it: all is taken away, and what did not fit is put back.
+  left = [jnp.where(silent, x, jnp.where(told, x - value, x - value + value))
+          for x, (value, told) in zip(sums, said, strict=True)]
+  return words, block_twin.new_residual(left, residual, live)
 
 
 def sum_messages(words, layers, dense):

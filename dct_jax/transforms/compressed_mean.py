@@ -96,11 +96,10 @@ def compressed_mean(
     layers, _ = checks.split_layers(params, mask)
     checks.check_layers(layers, 'parameters')
     residual = empty_residual(layers) if compressor.feedback else ()
-    zero = lambda dtype=jnp.uint32: jnp.zeros((), dtype)  # a buffer each: states are donated
     return CompressedMeanState(
         step=jnp.zeros((), jnp.int32), worker=jnp.zeros(1, jnp.uint32), residual=residual,
         compressor=compressor.init(layers), collective=collective.init(compressor.size(layers)),
-        stats=Stats(no_receipt(), zero(), zero(), zero(jnp.float32)))
+        stats=no_stats())
 
   def pack(updates, state):
     """Compresses; the state that comes back has the residual and the compressor's state after it."""
@@ -109,7 +108,7 @@ def compressed_mean(
     layers, exact = checks.check_local((layers, exact), state.worker, axis_name)
     if compressor.feedback:
       checks.check_residual(layers, state.residual)
-    worker = lax.axis_index(axis_name).astype(jnp.uint32) if axis_name is not None else jnp.uint32(0)
+    worker = axes.worker(axis_name)
     live = kernels.all_finite((*layers, *exact)).reshape(())
 
     residual, drained = state.residual, jnp.zeros((), jnp.float32)
@@ -149,8 +148,8 @@ def compressed_mean(
       mode = jnp.where(bad, TAKE_BACK, jnp.where(reduced.dense, CLEAR, KEEP))
       residual = compressor.settle(mode, parcel.message, residual, parcel.compressor)
 
-    means = [_unless(bad, x / workers, nonfinite) for x in reduced.layers]
-    rest = [_unless(bad, x, nonfinite) for x in _exact_mean(parcel.exact, parcel.live, axis_name)]
+    means = [unless(bad, x / workers, nonfinite) for x in reduced.layers]
+    rest = [unless(bad, x, nonfinite) for x in _exact_mean(parcel.exact, parcel.live, axis_name)]
     corrupt = stop_if_bad(reduced, nonfinite)
     receipt = _with_exact(reduced.receipt, parcel.layers, parcel.exact, workers)
     stats = Stats(receipt, state.stats.nonfinite + reduced.nonfinite,
@@ -206,6 +205,11 @@ def no_receipt() -> Receipt:
   return Receipt(zero(), zero(), zero(), zero(), jnp.zeros((), jnp.float32))
 
 
+def no_stats() -> Stats:
+  """Before the first step."""
+  return Stats(no_receipt(), jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.float32))
+
+
 def _drain(residual, period, step, worker, seed, axis_name):
   key = jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), step), worker)
   residual, drained = drain(residual, period, key)
@@ -231,7 +235,7 @@ def _with_exact(receipt: Receipt, layers, exact, workers):
       density=(receipt.density * size + extra) / (size + extra))
 
 
-def _unless(bad, mean, policy):
+def unless(bad, mean, policy):
   return jnp.where(bad, jnp.nan if policy == 'pass' else 0.0, mean)
 
 

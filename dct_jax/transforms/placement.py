@@ -89,19 +89,17 @@ def state_specs(tx: optax.GradientTransformation, params: Any, mesh: Mesh | Abst
 def _known_specs(state, axis_name):
   """What is known before anything is traced; conditionals in an optimizer need it to be traced at all."""
   shard, whole = PartitionSpec(axis_name), PartitionSpec()
+  per_worker = lambda tree: jax.tree.map(lambda x: shard if x.shape else whole, tree)
 
   def known(node):
     specs = jax.tree.map(lambda _: whole, node)
     if isinstance(node, CompressedMeanState):
-      per_worker = lambda x: shard if x.shape else whole
       return specs._replace(worker=shard, residual=jax.tree.map(lambda _: shard, node.residual),
-                            compressor=jax.tree.map(per_worker, node.compressor))
+                            compressor=per_worker(node.compressor))
     if isinstance(node, StaleMeanState):
-      per_worker = lambda x: shard if x.shape else whole
       return specs._replace(mean=known(node.mean), message=shard, live=shard,
-                            compressor=jax.tree.map(per_worker, node.compressor))
+                            compressor=per_worker(node.compressor))
     if isinstance(node, PushPullState):
-      per_worker = lambda tree: jax.tree.map(lambda x: shard if x.shape else whole, tree)
       return specs._replace(worker=shard, **{name: per_worker(getattr(node, name)) for name in SLICED})
     if isinstance(node, AccumulateState):
       return specs._replace(pending=tuple(shard for _ in node.pending),

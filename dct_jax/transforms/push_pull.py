@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from dct_jax import axes, kernels
 from dct_jax.collectives.owners import Owners
 from dct_jax.compressors import empty_residual
 from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Receipt
 from dct_jax.transforms import checks
-from dct_jax.transforms.compressed_mean import POLICIES, Stats, no_receipt, stop_if_bad
+from dct_jax.transforms.compressed_mean import POLICIES, Stats, no_receipt, no_stats, stop_if_bad, unless
 from dct_jax.transport import Transport
 
 
@@ -60,8 +59,8 @@ def push_pull(
   `server_params` has it.
 
   Args:
-    push: compressor of gradients, in `error_feedback` where it needs that. Its scales are of slices, and
-      its `dense_below` counts a slice's entries.
+    push: compressor of gradients, in `error_feedback` where it needs that (nothing is drained here). Its
+      scales are of slices, and its `dense_below` counts a slice's entries.
     pull: compressor of model deltas.
     optimizer: any that works on each entry alone (SGD, momentum, Adam, weight decay, ...) and whose state does
       not begin as a copy of parameters. Norms over a layer or a model would be those of slices.
@@ -111,7 +110,6 @@ def push_pull(
     one = tuple(x[0] for x in rows)
     _, push_size, pull_size = sizes_of(layers)
     copies = lambda x: jnp.stack([x] * workers)
-    zero = lambda: jnp.zeros((), jnp.uint32)
     slices = jax.tree.unflatten(jax.tree.structure(params), one)
     return PushPullState(
         step=jnp.zeros((), jnp.int32), worker=jnp.zeros(1, jnp.uint32),
@@ -119,7 +117,7 @@ def push_pull(
         push=jax.tree.map(copies, push.init(one)),
         pull_residual=empty_residual(one) if pull.feedback else (), pull=pull.init(one),
         optimizer=optimizer.init(slices), owners=owners.init(push_size, pull_size),
-        stats=Stats(no_receipt(), zero(), zero(), jnp.zeros((), jnp.float32)),
+        stats=no_stats(),
         push_receipt=no_receipt(), pull_receipt=no_receipt())
 
   def update(updates, state, params=None):
@@ -127,7 +125,7 @@ def push_pull(
     checks.check_layers(layers, 'gradients')
     (layers,) = checks.check_local((layers,), state.worker, axis_name)
     _check_workers(axis_name, workers)
-    worker = lax.axis_index(axis_name).astype(jnp.uint32) if axis_name is not None else jnp.uint32(0)
+    worker = axes.worker(axis_name)
     live = kernels.all_finite(layers).reshape(())
     one, push_size, pull_size = sizes_of(layers)
     rows = tuple(to_slices(x.astype(jnp.float32), workers) for x in layers)
@@ -156,8 +154,7 @@ def push_pull(
       push_residual = jax.vmap(push.settle, in_axes=(None, 0, 0, 0))(
           mode, pushed.message, pushed.residual, state.push)
     corrupt = stop_if_bad(answers, nonfinite)
-    fill = jnp.nan if nonfinite == 'pass' else 0.0
-    said = [jnp.where(called_off, fill, from_slices(x, like.shape))
+    said = [unless(called_off, from_slices(x, like.shape), nonfinite)
             for x, like in zip(answers.parts, layers, strict=True)]
     stats = Stats(_together(answers.push, answers.pull), state.stats.nonfinite + answers.nonfinite,
                   state.stats.corrupt + corrupt, state.stats.drained)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from dct_jax.kernels import stream_twin
 
@@ -19,6 +20,11 @@ class Header(NamedTuple):
   wanted: jax.Array  # words that everything selected would have taken
   entries: jax.Array  # indices in the message
   nonfinite: jax.Array  # 0 or 1
+
+  @property
+  def missing(self) -> jax.Array:
+    """Words that did not fit."""
+    return jnp.where(self.wanted > self.length, self.wanted - self.length, 0)
 
 
 def read_headers(words: jax.Array) -> Header:

@@ -181,6 +181,13 @@ def test_equal_lengths_are_one_shape():
   assert chosen.waste == pytest.approx(1 - 9 / 12)
 
 
+def test_fewer_lengths_than_shapes():
+  side = ragged.from_rows([[10, EOS], [11, 12, EOS]] * 6, [2, 3] * 6)
+  chosen = buckets.choose(translation.Pairs(side, side), 6, multiple=2, count=5)
+  assert chosen.shapes == ((2, 2, 2), (2, 3, 3)) and chosen.batches == (3, 3)
+  assert chosen.waste == 0
+
+
 @pytest.mark.parametrize(('change', 'message'), [
     ({'tokens': 39}, 'longest pair, 40 tokens'), ({'tokens': 100, 'multiple': 4}, 'longest pair'),
     ({'count': 0}, 'there must be'), ({'multiple': 0}, 'there must be')])

@@ -83,8 +83,8 @@ int64_t entries_in(const Coded& coded, int k, int64_t begin, int64_t end) {
   return std::clamp<int64_t>(coded.layer->size - k * coded.bytes - begin, 0, end - begin);
 }
 
-// Quantizes and folds one part; the residual keeps what that loses.
-void fold_part(const Part& part, uint8_t* codes) {
+// Quantizes and folds one part; `residual` (if any: the layer's new one) keeps what that loses.
+void fold_part(const Part& part, uint8_t* codes, float* residual) {
   const Coded& coded = *part.coded;
   const Layer& layer = *coded.layer;
   float x[kStretch];
@@ -95,7 +95,7 @@ void fold_part(const Part& part, uint8_t* codes) {
     for (int k = 0; k < 5; ++k) {
       const int64_t at = k * coded.bytes + begin, n = entries_in(coded, k, begin, end);
       load_sums(layer, at, at + n, x);
-      ternary_digits(x, n, Scale(coded.m), code, layer.residual_out ? layer.residual_out + at : nullptr);
+      ternary_digits(x, n, Scale(coded.m), code, residual ? residual + at : nullptr);
       for (int64_t i = n; i < end - begin; ++i) code[i] = uint8_t(code[i] * 3);  // a pad is the digit 0
     }
   }
@@ -186,9 +186,10 @@ class Symbols {
   std::vector<Runs> found_;
 };
 
+// A part of which nothing is sent.
 void keep_all(const Part& part) {
   const Coded& coded = *part.coded;
-  for (int k = 0; k < 5 && coded.layer->residual_out; ++k) {
+  for (int k = 0; k < 5; ++k) {
     const int64_t at = k * coded.bytes + part.begin;
     load_sums(*coded.layer, at, at + entries_in(coded, k, part.begin, part.end), coded.layer->residual_out + at);
   }
@@ -220,8 +221,10 @@ ffi::Error ThreeLcEncode(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ff
   }
   find_scales(pool, layers, multiplier, &coded);
   Block<uint8_t> codes(total + kVector);
-  for (int64_t i = 0; silent && i < int64_t(layers.size()); ++i) layers[size_t(i)].residual_out = nullptr;
-  parallel_for(pool, int64_t(parts.size()), [&](int64_t i) { fold_part(parts[size_t(i)], codes.begin()); });
+  parallel_for(pool, int64_t(parts.size()), [&](int64_t i) {
+    const Part& part = parts[size_t(i)];
+    fold_part(part, codes.begin(), silent ? nullptr : part.coded->layer->residual_out);
+  });
   Symbols symbols(pool, parts, total, codes.begin(), zero_runs);
   const int64_t wanted = fixed + ceil_div(symbols.bytes(), 4);
   int64_t length = kHeader;
@@ -240,7 +243,6 @@ ffi::Error ThreeLcEncode(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ff
       if (feedback) put_back(part, covered[size_t(part.coded - coded.data())], codes.begin());
     }
   } else if (feedback) {
-    if (auto error = read_residuals_out(rets, feedback, &layers); error.failure()) return error;
     parallel_for(pool, int64_t(parts.size()), [&](int64_t i) { keep_all(parts[size_t(i)]); });
   }
   std::fill(out + length, out + capacity, 0u);
