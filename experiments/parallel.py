@@ -28,7 +28,13 @@ def connect(mesh):
 
 
 def traffic(state):
-  """What the boundaries of a model have left under 'traffic', by name, all of them together."""
-  cuts = jax.tree.leaves(state.get('traffic', {}), is_leaf=lambda x: 'dense_bytes' in x)
+  """What the boundaries of a model have left under 'traffic', all of them together, by name."""
+  cuts = state.get('traffic', {}).values()
   total = lambda name: sum((cut[name] for cut in cuts), jnp.float32(0))
   return {f'activation_{name}': total(name) for name in TRAFFIC}
+
+
+def traffic_by_cut(state):
+  """The same of each boundary: 'enc5/forward_bytes', ..."""
+  return {f'{module.removeprefix("boundaries_")}/{name}': cut[name]
+          for module, cut in state.get('traffic', {}).items() for name in TRAFFIC}

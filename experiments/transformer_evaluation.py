@@ -1,7 +1,7 @@
 """What a translation model has learnt: losses, BLEU, and translations to read."""
 
+import functools
 import sys
-from functools import partial
 
 import jax
 import numpy as np
@@ -29,6 +29,8 @@ class Evaluation:
   def __init__(self, config, setup, sets, workdir):
     self._config, self._setup, self._sets, self._workdir = config, setup, sets, workdir
     self._model = transformer_parallel.make_model(config, (sets.source_words.size, sets.target_words.size))
+    self._search = functools.cache(lambda beam: decoding.beam_search(  # each is compiled once
+        self._model, lambda n: 2 * n + 10, beam, config.length_penalty))
     self._pairs = {'train': _first(sets.train, TRAIN_PAIRS), 'valid': sets.valid, 'test': sets.test}
 
   def on_the_way(self, params, state):
@@ -73,7 +75,7 @@ class Evaluation:
     rows = [np.zeros(0, np.int32)] * pairs.rows
     shapes = self._shapes(pairs, self._config.tokens)
     for where, batch in translation_batches.in_order(pairs, shapes):
-      found = np.asarray(_search(self._model, params, batch['source'], beam, self._config.length_penalty))
+      found = np.asarray(self._search(beam)(params, batch['source']).ids[:, 0])  # the best of a beam
       for place, row in zip(where, found, strict=True):
         if place >= 0:
           rows[place] = row
@@ -99,7 +101,8 @@ def _first(pairs, most):
 
 def _whole(params):
   """The whole model on this process's first device; of stages, if they are all here; else None."""
-  local = partial(jax.tree.map, lambda x: jax.device_put(x.addressable_data(0), jax.local_devices()[0]))
+  home = jax.local_devices()[0]
+  local = lambda tree: jax.tree.map(lambda x: jax.device_put(x.addressable_data(0), home), tree)
   if 'params' in params:
     return local(params)
   if jax.process_count() > 1:

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import optax
-from parallel import Setup, connect, traffic
+from parallel import Setup, connect, traffic, traffic_by_cut
 
 import dct_jax
 from dct_jax import train
@@ -69,7 +69,14 @@ def in_one_piece(config, model, params):
     logits, state = model.apply(params, batch['source'], batch['target_in'], train=True,
                                 rngs=dropout_key(batch), mutable=['traffic'])
     loss, scalars = smoothed_loss(logits, batch, config.label_smoothing)
-    return loss, scalars | traffic(state)
+    return loss, scalars | traffic(state) | traffic_by_cut(state) | beside(batch)
+
+  def beside(batch):
+    """Bytes each way of what crosses a cut as it is, beside the hidden activations."""
+    source, target = batch['source'].size, batch['target_in'].size
+    words = {'enc': source, 'dec': target + source}  # the residual stream; in the decoder, the memory too
+    return {f'{place}/beside_bytes': jnp.float32(4 * config.width * words[place[:3]])
+            for place in model.boundaries or {}}
 
   def losses(params, batch):
     logits = model.apply(params, batch['source'], batch['target_in'])
