@@ -179,7 +179,8 @@ def test_the_mean_of_the_last_checkpoints(tmp_path):
     result = p.run(end, params, state, start=end - 1, checkpoints=checkpoints)
     params, state = result.params, result.opt_state
     seen.append(jax.device_get(params))
-  mean = lambda held: jax.tree.map(lambda *x: np.mean(np.stack(x), 0, dtype=np.float64).astype(np.float32), *held)
+  mean = lambda held: jax.tree.map(
+      lambda *x: np.mean(np.stack(x), 0, dtype=np.float64).astype(np.float32), *held)
   for last, held in [(1, seen[3:]), (2, seen[2:]), (9, seen[1:])]:  # of four, three are kept
     assert_same_bits(checkpoints.mean_params(params, p.mesh, last=last), mean(held))
   with pytest.raises(ValueError, match='last=0'):
