@@ -32,7 +32,7 @@ def make(config, vocabularies):
 
 
 def dropout_key(batch):
-  return {'dropout': jax.random.key(batch['seed'][0], impl='rbg')}  # by far the fastest on a CPU
+  return {'dropout': jax.random.key(batch['seed'][0])}  # of this part of the batch
 
 
 def in_one_piece(config, model, params):
