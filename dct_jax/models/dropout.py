@@ -26,10 +26,10 @@ class Dropout(nn.Module):
   Examples:
     >>> import jax, jax.numpy as jnp
     >>> x = jnp.ones(10_000)
-    >>> y = Dropout(0.25).apply({}, x, True, rngs={'dropout': jax.random.key(0)})
+    >>> y = Dropout(0.5).apply({}, x, True, rngs={'dropout': jax.random.key(0)})
     >>> sorted(set(y.tolist())), round(float(jnp.mean(y == 0)), 1)
-    ([0.0, 1.3333333730697632], 0.2)
-    >>> bool(jnp.all(Dropout(0.25).apply({}, x, False) == x))
+    ([0.0, 2.0], 0.5)
+    >>> bool(jnp.all(Dropout(0.5).apply({}, x, False) == x))
     True
   """
 
