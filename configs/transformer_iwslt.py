@@ -25,6 +25,7 @@ def base():
   config.dropout = 0.1
   config.workers = 1
   config.tokens = 2048  # of a step: rows times the longer side, all workers together
+  config.shapes = 5  # of batches, at most; each is compiled once
   config.steps = 600
   config.learning_rate = 2e-3  # the highest, at the end of the warm-up; then with the inverse square root
   config.warmup = 200

@@ -13,6 +13,7 @@ from dct_jax.data.translation import Pairs
 from dct_jax.models import decoding
 
 TRAIN_PAIRS = 1000  # of the training set, that its losses are of
+MOST_SHAPES = 3  # of batches; a set is seen once, compiling takes longer than filling
 SAMPLES = 3  # translations that are shown at every evaluation
 
 
@@ -68,7 +69,8 @@ class Evaluation:
     return {f'{name}_loss': smooth, f'{name}_nll': plain, f'{name}_perplexity': np.exp(plain)}
 
   def _shapes(self, pairs, tokens):
-    return buckets.choose(pairs, tokens, multiple=self._config.workers * self._config.microbatches, count=3)
+    return buckets.choose(pairs, tokens, multiple=self._config.workers * self._config.microbatches,
+                          count=min(self._config.shapes, MOST_SHAPES))
 
   def _translate(self, params, pairs, beam):
     """Texts of translations, in the order of the pairs."""

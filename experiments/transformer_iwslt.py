@@ -31,6 +31,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
     'norm': (str, "'pre' or 'post'."),
     'dropout': (float, 'Share of entries that are dropped.'),
     'tokens': (int, 'Of a step: rows times the longer side, of all workers together.'),
+    'shapes': (int, 'Of batches, by length, at most: each is compiled once.'),
     'learning_rate': (float, 'The highest one, at the end of the warm-up.'),
     'warmup': (int, 'Steps.'),
     'label_smoothing': (float, 'Share of a label that all other words have together.'),
@@ -65,7 +66,8 @@ def train_one(config, workdir):
   """Trains with one method; everything worth keeping is in `workdir` afterwards."""
   sets = load(config, workdir)
   setup = transformer_parallel.make(config, (sets.source_words.size, sets.target_words.size))
-  shapes = buckets.choose(sets.train, config.tokens, multiple=config.workers * config.microbatches)
+  shapes = buckets.choose(sets.train, config.tokens, multiple=config.workers * config.microbatches,
+                          count=config.shapes)
   logging.info('%s', shapes)
   fixed = {k: v for k, v in config.to_dict().items() if k not in FREE}
   checkpoints = setup.checkpoints(workdir / 'checkpoints', fixed)

@@ -15,7 +15,7 @@ pytest.importorskip('sacrebleu')
 pytest.importorskip('sentencepiece')
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = ('--width=16', '--hidden=32', '--heads=2', '--layers=2', '--tokens=512', '--vocabulary=300',
-         '--evaluated=20', '--warmup=20', '--beam=2', '--average=2')
+         '--evaluated=20', '--warmup=20', '--beam=2', '--average=2', '--shapes=1')
 
 
 def run(*arguments, name='transformer_iwslt', small=SMALL):
@@ -82,13 +82,13 @@ def test_stages_learn_what_one_piece_does_with_shared_embeddings(text, tmp_path)
 
 
 @pytest.mark.slow
-def test_other_compressors_and_the_full_size_model_take_steps(text, tmp_path):
-  done = run(f'--data={text}', '--method=dp,3lc', '--workers=2', '--steps=3', f'--workdir={tmp_path / "dp"}')
+def test_another_compressor_and_the_full_size_model_take_steps(text, tmp_path):
+  done = run(f'--data={text}', '--method=3lc', '--workers=2', '--steps=3', f'--workdir={tmp_path / "3lc"}')
   assert done.returncode == 0, done.stderr
-  dense, _ = (read_metrics(tmp_path / 'dp' / name)[-1] for name in ('dp', '3lc'))
-  assert dense['total_encoded_bytes'] < 0.2 * dense['total_dense_bytes']
+  last = read_metrics(tmp_path / '3lc/3lc')[-1]
+  assert last['total_encoded_bytes'] < 0.4 * last['total_dense_bytes']  # small layers travel whole
   full = run(f'--data={text}', '--method=iwslt', '--steps=2', '--vocabulary=300', '--tokens=256', '--beam=1',
-             '--evaluated=2', f'--workdir={tmp_path / "full"}', small=())
+             '--evaluated=2', '--shapes=1', f'--workdir={tmp_path / "full"}', small=())
   assert full.returncode == 0, full.stderr
   assert read_metrics(tmp_path / 'full/iwslt')[-1]['step'] == 2
 
