@@ -13,7 +13,7 @@ FORBIDDEN = -1e30  # a score whose share is exactly zero; finite, for rows in wh
 class SelfAttention(nn.Module):
   """Every position looks at those that the mask allows.
 
-  Queries, keys and values come of one matrix product, which is faster than three narrow ones.
+  Queries, keys and values come of one matrix product, so their weights are one parameter.
 
   Attributes:
     width: of positions.

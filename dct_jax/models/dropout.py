@@ -13,10 +13,11 @@ LEVELS = 2**8
 class Dropout(nn.Module):
   """Sets a share of the entries to zero, and scales the others so that the mean stays.
 
-  Random bits are most of what dropout costs on a CPU. flax draws 32 of them for each entry (and so does
-  `jax.random.bits` for narrower types, which it cuts out of 32); here it is 8, so the share is rounded to a
-  multiple of 1 / 256, and the scale fits the rounded one. JAX's default kind of key is the fastest on a CPU;
-  `jax.random.key(seed, impl='rbg')` may be elsewhere, and is 2 to 3 times slower here.
+  flax draws 32 random bits for each entry (and so does `jax.random.bits` for narrower types, which it cuts out
+  of 32); here it is 8, so the share is rounded to a multiple of 1 / 256, and the scale fits the rounded one.
+  Drawing and dropping 256,000 entries took 1.1 ms that way and 2.6 with 32 bits, on 2 busy cores; in a whole
+  training step the difference was below the noise. On the same cores, 32 bits for each entry took 1.9 ms with
+  JAX's default keys and 5.1 with `jax.random.key(seed, impl='rbg')`: that kind is for other devices.
 
   Masks depend on the key and on the path of this module in the model, on nothing else.
 
