@@ -176,14 +176,14 @@ class Checkpoints:
     if last < 1:
       raise ValueError(f'last must be at least 1, got {last=}')
     self._find(None)
-    names, sums = list(_named(params, ())), None
-    for step in self.steps()[-last:]:
+    names, steps = list(_named(params, ())), self.steps()[-last:]
+    sums = [np.zeros(x.shape) for x in jax.tree.leaves(params)]
+    for step in steps:
       # Orbax reads all or nothing; only parameters are kept.
       every = self._read(step, {k: _target(v, None) for k, v in self._notes(step)['arrays'].items()})
-      mine = [np.asarray(every[k], np.float64) for k in names]
-      sums = mine if sums is None else [a + b for a, b in zip(sums, mine, strict=True)]
-    count = len(self.steps()[-last:])
-    leaves = [(total / count).astype(x.dtype) for total, x in zip(sums, jax.tree.leaves(params), strict=True)]
+      for total, name in zip(sums, names, strict=True):
+        total += every[name]
+    leaves = [(x / len(steps)).astype(p.dtype) for x, p in zip(sums, jax.tree.leaves(params), strict=True)]
     return replicate(jax.tree.unflatten(jax.tree.structure(params), leaves), mesh)
 
   def _find(self, step):

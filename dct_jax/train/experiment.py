@@ -111,7 +111,7 @@ def once(train_one: Callable, config: Any, directory: pathlib.Path,
   lines = read_metrics(directory) if (directory / 'metrics.jsonl').exists() else []
   if not lines or lines[-1]['step'] < config.steps or (ends_with and ends_with not in lines[-1]):
     if 'resume' in FLAGS:
-      FLAGS.resume = True
+      FLAGS['resume'].value = True
     started = time.monotonic()
     train_one(config, directory)
     (directory / 'seconds').write_text(f'{time.monotonic() - started:.1f}')
