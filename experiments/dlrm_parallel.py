@@ -1,12 +1,11 @@
 """DLRM's training step for a configuration: every worker with the whole model, or a pipeline of stages."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from parallel import Setup, connect, traffic
 
 import dct_jax
 from dct_jax import train
@@ -16,17 +15,6 @@ from dct_jax.models.dlrm import Dlrm, sections
 
 # Of the variant 'wide': after every layer but the one that is as narrow as a row.
 WIDE_CUTS = ','.join(f'{part}{i}' for part in ('bottom', 'top') for i in range(1, 7))
-
-
-class Setup(NamedTuple):
-  """A training, in one piece or in stages."""
-
-  step: Callable  # (params, state, batch of this process) -> (params, state, metrics)
-  predict: Callable  # (params, state, batch that all processes have) -> logits
-  state: tuple  # parameters, state and its specs
-  meshes: Any
-  checkpoints: Callable  # (directory, configuration) -> what saves
-  share: tuple[int, int]  # which part of a batch this process wants, of how many
 
 
 def make(config, features, vocabularies):
@@ -42,11 +30,6 @@ def make(config, features, vocabularies):
     return in_one_piece(config, params, tables, first_tables)
   return in_stages(config, params, tables, first_tables, sections(
       config.splits, config.bottom if features else (), config.top))
-
-
-def connect(mesh):
-  """Connections along the data axis, where every worker is a process; without them XLA's collectives do it."""
-  return dct_jax.connect(mesh, 'data') if mesh.size == jax.process_count() > 1 else None
 
 
 def make_optimizer(config, transport):
@@ -71,10 +54,7 @@ def in_one_piece(config, params, tables, first_tables):
 
   def loss_fn(params, rows, batch):
     logits, state = model.apply(params, batch['dense'], rows, mutable=['traffic'])
-    cuts = jax.tree.leaves(state.get('traffic', {}), is_leaf=lambda x: 'dense_bytes' in x)
-    total = lambda name: sum((cut[name] for cut in cuts), jnp.float32(0))
-    names = ('forward_bytes', 'backward_bytes', 'dense_bytes')
-    return click_loss(logits, batch), {f'activation_{name}': total(name) for name in names}
+    return click_loss(logits, batch), traffic(state)
 
   tx = make_optimizer(config, connect(mesh))
   params, state, specs = dct_jax.init(tx, params, mesh)

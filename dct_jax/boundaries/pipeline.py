@@ -27,7 +27,8 @@ class Stage(NamedTuple):
     apply: (params, own, inputs, batch) -> outputs. `inputs` is what crosses the cut before this stage, a tuple
       of float32 arrays, () for the first; `own` is what else is differentiated and differs by example (rows of
       its embedding tables, or ()). The last stage returns (loss, dict of scalars), means over examples.
-    predict: the same for the last stage's answers instead of the loss; None for other stages.
+    predict: the same when nothing is learnt: without dropout, and with answers (a row for each example) instead
+      of the loss from the last stage. Other stages may leave it out if there is no difference.
     cuts: one for each output; () for the last stage.
   """
 
@@ -129,9 +130,8 @@ class Programs:
     return _add(total, grads), own, self._come_back(parcels, inputs), scalars
 
   def _predict(self, params, own, parcels, batch):
-    if self.stage.predict is None:
-      return self._leave(self.stage.apply(params, own, self._arrived(parcels), batch))
-    return self.stage.predict(params, own, self._arrived(parcels), batch)
+    out = (self.stage.predict or self.stage.apply)(params, own, self._arrived(parcels), batch)
+    return self._leave(out) if self.stage.cuts else out
 
 
 class Worker:

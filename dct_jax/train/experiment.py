@@ -98,16 +98,20 @@ def resume(checkpoints, params, opt_state, specs, mesh):
   return params, opt_state, 0
 
 
-def once(train_one: Callable, config: Any, directory: pathlib.Path) -> list[dict[str, float]]:
+def once(train_one: Callable, config: Any, directory: pathlib.Path,
+         ends_with: str | None = None) -> list[dict[str, float]]:
   """The log of one of many runs, which is made unless it is there: a stopped series goes on where it was.
 
   Args:
-    train_one: as of `main`; a run that was stopped in between begins anew.
+    train_one: as of `main`; a run that was stopped in between goes on from its last checkpoint, if it has any.
     config: with `steps`. It is the caller's that other settings get another directory.
     directory: of this run. `seconds` is written beside its log.
+    ends_with: what the last line has if the run is complete, beside the last step.
   """
   lines = read_metrics(directory) if (directory / 'metrics.jsonl').exists() else []
-  if not lines or lines[-1]['step'] < config.steps:
+  if not lines or lines[-1]['step'] < config.steps or (ends_with and ends_with not in lines[-1]):
+    if 'resume' in FLAGS:
+      FLAGS['resume'].value = True
     started = time.monotonic()
     train_one(config, directory)
     (directory / 'seconds').write_text(f'{time.monotonic() - started:.1f}')

@@ -48,6 +48,7 @@ def run(
     evaluate: Callable[[Any, Any], dict] | None = None,
     evaluate_every: int | None = None,
     examples: int | None = None,
+    unit: str = 'examples',
     show: Sequence[str] = (),
     stop_on_nan: bool = True,
 ) -> TrainResult:
@@ -75,7 +76,8 @@ def run(
     checkpoint_every: steps between checkpoints; None saves at the end only.
     evaluate: (params, opt_state) -> dict of scalars, logged as `eval/name`.
     evaluate_every: steps between evaluations; None evaluates at the end only.
-    examples: in a step, of all workers together, for `examples_per_second`.
+    examples: in a step, of all workers together, for `examples_per_second`; a mean, if steps differ.
+    unit: what they are called.
     show: names of evaluated scalars that the bar shows, as of the last evaluation, if it had them.
     stop_on_nan: whether a loss that is NaN is an error, unless its gradient was caught and skipped
       (`nonfinite='skip'` of a compressed mean); the tenth such step in a row is one, too.
@@ -99,7 +101,7 @@ def run(
     raise ValueError(f'{checkpoints.directory} holds step {checkpoints.latest()} already, got {start=}: '
                      'restore it (--resume in experiments), or use another directory')
   replicas.check_replicas((params, opt_state))
-  account = _Account(params, checkpoints.totals(start) if checkpoints and start else {}, examples)
+  account = _Account(params, checkpoints.totals(start) if checkpoints and start else {}, examples, unit)
   source, at, history = iter(batches), start, []
   patience = _Patience()
   with _Bar(start, steps, progress) as bar, _interrupts() as interrupted:
@@ -151,8 +153,8 @@ class _Patience:
 class _Account:
   """Bytes so far, in Python's integers: those of a uint32 are used up within minutes."""
 
-  def __init__(self, params, totals, examples):
-    self.examples = examples
+  def __init__(self, params, totals, examples, unit):
+    self.examples, self.unit = examples, unit
     self.dense = sum(4 * x.size for x in jax.tree.leaves(params))
     self.totals = dict(totals)
     self._mark()
@@ -182,7 +184,7 @@ class _Account:
     seconds = max(time.monotonic() - self.time, 1e-9)
     out = {'steps_per_second': self.steps / seconds}
     if self.examples:
-      out['examples_per_second'] = self.examples * self.steps / seconds
+      out[f'{self.unit}_per_second'] = self.examples * self.steps / seconds
     if 'total_sent_bytes' in self.totals:
       out['bytes_per_second'] = self._bytes('sent_bytes') / seconds
       out['compression'] = self._bytes('dense_bytes') / max(self._bytes('encoded_bytes'), 1)
@@ -215,8 +217,8 @@ class _Bar:
     if 'compression' in rates:
       shown['compression'] = f'{rates["compression"]:.1f}x'
       shown['sent'] = tqdm.tqdm.format_sizeof(rates['bytes_per_second'], 'B/s')
-    if 'examples_per_second' in rates:
-      shown['examples'] = tqdm.tqdm.format_sizeof(rates['examples_per_second'], '/s')
+    if account.examples:
+      shown[account.unit] = tqdm.tqdm.format_sizeof(rates[f'{account.unit}_per_second'], '/s')
     self._bar.set_postfix(shown | self.evaluated, refresh=False)
     self._bar.update()
 

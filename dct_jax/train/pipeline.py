@@ -7,6 +7,7 @@ they are averaged and applied is the same as without stages.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dct_jax.boundaries import pipeline
 from dct_jax.boundaries.pipeline import Programs, Stage, Worker
+from dct_jax.boundaries.shared import Path, Shared
 from dct_jax.collectives import RowExchange
 from dct_jax.train import rows
 from dct_jax.train import step as steps
@@ -26,7 +28,7 @@ from dct_jax.transforms import init
 from dct_jax.transport import Transport, local_links, open_links
 
 ACTIVATION = ('forward_bytes', 'backward_bytes', 'dense_bytes')
-SUMS = (*steps.BYTES, *(f'activation_{name}' for name in ACTIVATION), 'row_bytes', 'drained')
+SUMS = (*steps.BYTES, *(f'activation_{name}' for name in ACTIVATION), 'row_bytes', 'shared_bytes', 'drained')
 
 
 class Tables(NamedTuple):
@@ -45,6 +47,9 @@ class Pipeline:
     tx: stage -> a chain with a compressed mean over the data axis in it.
     tables: stage -> its tables, where it has any.
     microbatches: parts of a worker's examples that are on their way at the same time.
+    shared: stage -> paths of parameters of which other stages have copies (keys from the outermost in), as
+      embeddings that a model uses at both ends. Their gradients are added up over the stages, as they are, so
+      that copies stay equal; `shared_bytes` in the metrics is what that takes.
     transport: along the data axis, from `dct_jax.connect`, for the means of metrics.
     timeout: seconds of silence after which another stage counts as gone.
 
@@ -54,6 +59,7 @@ class Pipeline:
 
   def __init__(self, stages: Sequence[Stage], mesh: Mesh, tx: Callable[[int], optax.GradientTransformation],
                tables: Mapping[int, Tables] | None = None, *, microbatches: int = 1,
+               shared: Mapping[int, Sequence[Path]] | None = None,
                transport: Transport | None = None, timeout: float = 60.0):
     if mesh.shape.get('stage', 1) != len(stages):
       raise ValueError(f'the mesh has {mesh.shape.get("stage", 1)} stages, got {len(stages)=}')
@@ -71,6 +77,7 @@ class Pipeline:
     self._crew = {(d, s): Worker(s, programs[s], links[d, s]) for d, s in here}
     self._devices = {(d, s): devices[d, s] for d, s in here}
     self._mean = steps.mean_over('data', transport)
+    self._shared = Shared(shared or {})
     self._fetch: dict[int, Any] = {}
     self._update: dict[int, Any] = {}
     self._sizes: dict[int, int] = {}  # parameters of each stage
@@ -118,7 +125,7 @@ class Pipeline:
     """
     asked = self._begin(params, state, batch)
     pipeline.run(list(self._crew.values()))
-    results = {place: worker.result() for place, worker in self._crew.items()}
+    results = self._share({place: worker.result() for place, worker in self._crew.items()})
     params, state, found = dict(params), dict(state), {}
     for s in self.meshes:
       mine = [results[d, s] for d in self.shares]
@@ -126,6 +133,15 @@ class Pipeline:
       grads = self._gather(s, [(r.grads, r.own_grads, x) for r, x in zip(mine, scalars, strict=True)])
       params[s], state[s], found[s] = self._update[s](params[s], state[s], *grads, asked.get(s, ()))
     return params, state, self._combine(jax.device_get(found))
+
+  def _share(self, results):
+    """Gradients of shared parameters, added up over the stages that have copies."""
+    out = {}
+    for (d, s), result in results.items():
+      sent = self._shared.tell(s, result.grads, self._crew[d, s].links)
+      out[d, s] = result._replace(scalars=result.scalars | {'shared_bytes': np.float32(sent)})
+    return {(d, s): result._replace(grads=self._shared.hear(s, result.grads, self._crew[d, s].links))
+            for (d, s), result in out.items()}
 
   def predict(self, params: dict, state: dict, batch: dict) -> np.ndarray:
     """The last stage's answers for all workers' examples, in order, on every process.
@@ -156,11 +172,13 @@ class Pipeline:
     ((d, s), worker), = self._crew.items()
     last = self.size - 1
     if s == last:
-      worker.links.tell(answers[d].tobytes())
+      file = io.BytesIO()
+      np.save(file, answers[d])
+      worker.links.tell(file.getvalue())
     else:
-      answers = {d: np.frombuffer(worker.links.receive(last), np.float32)}
+      answers = {d: np.load(io.BytesIO(worker.links.receive(last)))}
     every = np.asarray(multihost_utils.process_allgather(answers[d]))
-    return every[::self.size].reshape(-1)  # the first stage's process of every worker
+    return np.concatenate(every[::self.size])  # the first stage's process of every worker
 
   def _begin(self, params, state, batch):
     own, asked = self._own(state, batch)

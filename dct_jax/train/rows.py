@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import kernels
@@ -114,9 +113,4 @@ def make_row_predictor(apply_fn: Callable, exchange: RowExchange, mesh: Mesh,
     return apply_fn(params, rows, batch)
 
   compiled = jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=(whole, shard, shard), out_specs=shard))
-
-  def run(params, state, batch):
-    out = compiled(params, state.tables, batch).block_until_ready()
-    return np.asarray(out if jax.process_count() == 1 else multihost_utils.process_allgather(out, tiled=True))
-
-  return run
+  return lambda params, state, batch: steps.gathered(compiled(params, state.tables, batch))

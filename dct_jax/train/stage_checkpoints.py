@@ -73,3 +73,7 @@ class StageCheckpoints:
       params[s], opt_state[s], _ = checkpoints.restore(params[s], opt_state[s], specs[s], meshes[s], step=step)
       checkpoints.forget_after(step)
     return params, opt_state, step
+
+  def mean_params(self, params: dict, meshes: Mapping[int, Mesh], last: int = 5) -> dict:
+    """As of `Checkpoints`, of every stage of this process."""
+    return {s: c.mean_params(params[s], meshes[s], last) for s, c in self._stages.items()}

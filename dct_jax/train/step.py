@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import axes
@@ -88,6 +89,26 @@ def make_eval(metric_fn: Callable, mesh: Mesh, axis_name: str = 'data') -> Calla
 
   return jax.jit(jax.shard_map(
       evaluate, mesh=mesh, in_specs=(whole, PartitionSpec(axis_name)), out_specs=whole))
+
+
+def make_predictor(apply_fn: Callable, mesh: Mesh, axis_name: str = 'data') -> Callable:
+  """(params, batch) -> NumPy outputs for all workers' examples, in order, on every process.
+
+  Args:
+    apply_fn: (params, batch) -> array with a row for each example, for one worker's part.
+    mesh: from `make_mesh`.
+    axis_name: axis of the workers.
+  """
+  _check_axis(mesh, axis_name)
+  whole, shard = PartitionSpec(), PartitionSpec(axis_name)
+  compiled = jax.jit(jax.shard_map(apply_fn, mesh=mesh, in_specs=(whole, shard), out_specs=shard))
+  return lambda params, batch: gathered(compiled(params, batch))
+
+
+def gathered(out: jax.Array) -> np.ndarray:
+  """An array that is split over workers, whole; every process must ask."""
+  out = out.block_until_ready()
+  return np.asarray(out if jax.process_count() == 1 else multihost_utils.process_allgather(out, tiled=True))
 
 
 def sum_batches(evaluate: Callable, params: Any, batches: Iterable[Any]) -> dict[str, float]:

@@ -169,3 +169,21 @@ def test_replicas_that_differ_are_named():
   replicas._compare(['a', 'b'], np.array([[1, 2], [1, 2]]))
   with pytest.raises(RuntimeError, match=r'1 of 2 .* b with checksums \[2, 3\]'):
     replicas._compare(['a', 'b'], np.array([[1, 2], [1, 3]]))
+
+
+def test_the_mean_of_the_last_checkpoints(tmp_path):
+  p = program.Program(2)
+  checkpoints = train.Checkpoints(tmp_path, CONFIG, keep=3)
+  params, state, seen = p.params, p.state, []
+  for end in (1, 2, 3, 4):
+    result = p.run(end, params, state, start=end - 1, checkpoints=checkpoints)
+    params, state = result.params, result.opt_state
+    seen.append(jax.device_get(params))
+  mean = lambda held: jax.tree.map(
+      lambda *x: np.mean(np.stack(x), 0, dtype=np.float64).astype(np.float32), *held)
+  for last, held in [(1, seen[3:]), (2, seen[2:]), (9, seen[1:])]:  # of four, three are kept
+    assert_same_bits(checkpoints.mean_params(params, p.mesh, last=last), mean(held))
+  with pytest.raises(ValueError, match='last=0'):
+    checkpoints.mean_params(params, p.mesh, last=0)
+  with pytest.raises(FileNotFoundError):
+    train.Checkpoints(tmp_path / 'empty', CONFIG).mean_params(params, p.mesh)

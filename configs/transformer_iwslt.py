@@ -1,0 +1,68 @@
+"""The DCT paper's translation model: what all methods share, and how each one differs."""
+
+import ml_collections
+
+from dct_jax.train import experiment
+
+# Where the paper cuts the model for so many workers: in the FFN of these layers, after its ReLU. It names "the
+# fifth encoder layer" twice; the second must be the decoder's.
+CUTS = {2: 'enc5', 3: 'enc5,dec5', 5: 'enc3,enc5,dec3,dec5'}
+
+
+def base():
+  config = ml_collections.ConfigDict()
+  config.data = ''  # a directory of parallel text; without, a synthetic language
+  config.cache = ''  # where subwords are kept; the work directory without
+  config.source, config.target = 'de', 'en'
+  config.vocabulary = 4000  # subwords of each language
+  config.longest = 100  # subwords of a sentence; longer ones are left out of the training, and counted
+  config.width = 128
+  config.hidden = 512  # of an FFN
+  config.heads = 4
+  config.layers = 6  # of the encoder, and of the decoder
+  config.norm = 'pre'
+  config.share_embeddings = True  # of the decoder's input and output
+  config.dropout = 0.1
+  config.workers = 1
+  config.tokens = 2048  # of a step: rows times the longer side, all workers together
+  config.shapes = 5  # of batches, at most; each is compiled once
+  config.steps = 600
+  config.learning_rate = 2e-3  # the highest, at the end of the warm-up; then with the inverse square root
+  config.warmup = 200
+  config.label_smoothing = 0.1
+  config.weight_decay = 1e-4
+  config.seed = 0
+  config.compressor = 'dense'  # of gradients: see experiments/transformer_parallel.py
+  config.dp_sparsity = 0.99
+  config.lifespan = 1000
+  config.tracking = 0.1
+  config.multiplier = 1.75  # of 3lc
+  config.splits = ''
+  config.mp_sparsity = 0.0
+  config.activation_codec = 'float32'
+  config.stages = 1
+  config.microbatches = 1
+  config.average = 5  # checkpoints of which the mean is evaluated at the end
+  config.beam = 5
+  config.length_penalty = 1.0
+  config.evaluated = 200  # sentences that are translated at an evaluation on the way
+  config.evaluate_every = 200
+  config.checkpoint_every = 100
+  return config
+
+
+VARIANTS = {
+    'baseline': {},
+    **{f'mp{n}': {'splits': cuts, 'mp_sparsity': 0.9} for n, cuts in CUTS.items()},
+    'dp': {'compressor': 'dct'},
+    '3lc': {'compressor': '3lc'},
+    'hybrid': {'compressor': 'dct', 'splits': CUTS[3], 'mp_sparsity': 0.9},
+    # fairseq's transformer_iwslt_de_en and its recipe, as the paper has it.
+    'iwslt': {'width': 512, 'hidden': 1024, 'vocabulary': 10_000, 'norm': 'post', 'dropout': 0.3,
+              'tokens': 4096, 'learning_rate': 5e-4, 'warmup': 4000, 'steps': 50_000, 'checkpoint_every': 1000,
+              'evaluate_every': 1000},
+}
+
+
+def get_config(variant: str = 'baseline'):
+  return experiment.choose(base(), VARIANTS, variant)

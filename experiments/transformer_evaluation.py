@@ -1,0 +1,116 @@
+"""What a translation model has learnt: losses, BLEU, and translations to read."""
+
+import functools
+import sys
+
+import jax
+import numpy as np
+import transformer_parallel
+from absl import logging
+
+from dct_jax.data import bleu, buckets, ragged, subwords, translation_batches
+from dct_jax.data.translation import Pairs
+from dct_jax.models import decoding
+
+TRAIN_PAIRS = 1000  # of the training set, that its losses are of
+MOST_SHAPES = 3  # of batches; a set is seen once, compiling takes longer than filling
+SAMPLES = 3  # translations that are shown at every evaluation
+
+
+class Evaluation:
+  """Evaluates on the way and at the end.
+
+  Args:
+    config: of the run.
+    setup: from `transformer_parallel.make`.
+    sets: from `data.translation.load`.
+    workdir: where `samples.txt`, `translations.txt` and `bleu.txt` go.
+  """
+
+  def __init__(self, config, setup, sets, workdir):
+    self._config, self._setup, self._sets, self._workdir = config, setup, sets, workdir
+    self._model = transformer_parallel.make_model(config, (sets.source_words.size, sets.target_words.size))
+    self._search = functools.cache(lambda beam: decoding.beam_search(  # each is compiled once
+        self._model, lambda n: 2 * n + 10, beam, config.length_penalty))
+    self._pairs = {'train': _first(sets.train, TRAIN_PAIRS), 'valid': sets.valid, 'test': sets.test}
+
+  def on_the_way(self, params, state):
+    """Losses of training and validation set; BLEU of greedy translations of the latter's first sentences."""
+    out = self._losses(params, state, 'train') | self._losses(params, state, 'valid')
+    whole = _whole(params)
+    if whole is None:
+      return out
+    most = self._config.evaluated
+    texts = self._translate(whole, _first(self._sets.valid, most), beam=1)
+    out['valid_bleu'], _ = self._bleu(texts, self._sets.lines.valid.target[:most])
+    self._show(texts)
+    return out
+
+  def at_the_end(self, params, state=None):
+    """Losses of all sets; BLEU of the test set with beam search; names as in the log."""
+    out = {k: v for name in self._pairs for k, v in self._losses(params, state, name).items()}
+    whole = _whole(params)
+    if whole is None:
+      logging.warning('no BLEU: no process has the whole model')
+    else:
+      texts = self._translate(whole, self._sets.test, self._config.beam)
+      out['test_bleu'], signature = self._bleu(texts, self._sets.lines.test.target)
+      if jax.process_index() == 0:
+        (self._workdir / 'translations.txt').write_text('\n'.join(texts) + '\n')
+        how = f'beam:{self._config.beam} lenpen:{self._config.length_penalty}'
+        (self._workdir / 'bleu.txt').write_text(f'{out["test_bleu"]:.2f} {signature} {how}\n')
+    return {f'eval/{k}': v for k, v in out.items()}
+
+  def _losses(self, params, state, name):
+    pairs, sums = self._pairs[name], np.zeros(2)
+    for _, batch in translation_batches.in_order(pairs, self._shapes(pairs, self._config.tokens)):
+      sums += np.sum(self._setup.predict(params, state, batch), axis=0, dtype=np.float64)
+    smooth, plain = sums / len(pairs.target.tokens)
+    return {f'{name}_loss': smooth, f'{name}_nll': plain, f'{name}_perplexity': np.exp(plain)}
+
+  def _shapes(self, pairs, tokens):
+    return buckets.choose(pairs, tokens, multiple=self._config.workers * self._config.microbatches,
+                          count=min(self._config.shapes, MOST_SHAPES))
+
+  def _translate(self, params, pairs, beam):
+    """Texts of translations, in the order of the pairs."""
+    rows = [np.zeros(0, np.int32)] * pairs.rows
+    shapes = self._shapes(pairs, self._config.tokens)
+    for where, batch in translation_batches.in_order(pairs, shapes):
+      found = np.asarray(self._search(beam)(params, batch['source']).ids[:, 0])  # the best of a beam
+      for place, row in zip(where, found, strict=True):
+        if place >= 0:
+          rows[place] = row
+    return subwords.decode(self._sets.target_words, rows)
+
+  def _bleu(self, texts, references):
+    return bleu.bleu(texts, references, lowercase=self._sets.target_words.lower)
+
+  def _show(self, texts):
+    if jax.process_index():
+      return
+    lines = [f'{title}: {text}' for i in range(SAMPLES) for title, text in (
+        ('source', self._sets.lines.valid.source[i]), ('wanted', self._sets.lines.valid.target[i]),
+        ('got   ', texts[i]))]
+    print('', *lines, sep='\n', file=sys.stderr)
+    with open(self._workdir / 'samples.txt', 'a') as file:
+      print(*lines, '', sep='\n', file=file)
+
+
+def _first(pairs, most):
+  return Pairs(*(ragged.take(side, np.arange(min(most, pairs.rows))) for side in pairs))
+
+
+def _whole(params):
+  """The whole model on this process's first device; of stages, if they are all here; else None."""
+  home = jax.local_devices()[0]
+  local = lambda tree: jax.tree.map(lambda x: jax.device_put(x.addressable_data(0), home), tree)
+  if 'params' in params:
+    return local(params)
+  if jax.process_count() > 1:
+    return None
+  whole = {}
+  for stage in sorted(params):
+    for name, part in local(params[stage])['params'].items():
+      whole[name] = {**whole.get(name, {}), **part}  # a layer that is cut is in two stages
+  return {'params': whole}

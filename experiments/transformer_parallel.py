@@ -1,0 +1,101 @@
+"""The translation model's training step for a configuration: every worker with the whole model, or stages."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from parallel import Setup, connect, traffic, traffic_by_cut
+from transformer_optimizer import make_optimizer
+
+import dct_jax
+from dct_jax import train
+from dct_jax.boundaries import Cut, Stage
+from dct_jax.models.transformer import Transformer, sections
+from dct_jax.models.translation_loss import sentence_losses, smoothed_loss
+
+
+def make_model(config, vocabularies):
+  """The model with boundaries where it is cut; `sections` of it are cut for real, and need none."""
+  cut = lambda: dct_jax.SparseBoundary(config.mp_sparsity, config.activation_codec)
+  places = [part.end for part in sections(config.splits, config.layers)[:-1]]  # a ValueError for unknown ones
+  return Transformer(
+      *vocabularies, config.width, config.hidden, config.heads, config.layers, config.dropout, config.norm,
+      config.share_embeddings, {place: cut() for place in places})
+
+
+def make(config, vocabularies):
+  """A `Setup` for sizes of the source's and the target's vocabulary."""
+  model = make_model(config, vocabularies)
+  nothing = jnp.ones((1, 1), jnp.int32)
+  params = {'params': model.init(jax.random.PRNGKey(config.seed), nothing, nothing)['params']}
+  return (in_one_piece if config.stages == 1 else in_stages)(config, model, params)
+
+
+def dropout_key(batch):
+  return {'dropout': jax.random.key(batch['seed'][0])}  # of this part of the batch
+
+
+def in_one_piece(config, model, params):
+  """Every worker has the whole model, and cuts are inside of it."""
+  mesh = dct_jax.make_mesh(config.workers)
+
+  def loss_fn(params, batch):
+    logits, state = model.apply(params, batch['source'], batch['target_in'], train=True,
+                                rngs=dropout_key(batch), mutable=['traffic'])
+    loss, scalars = smoothed_loss(logits, batch, config.label_smoothing)
+    return loss, scalars | traffic(state) | traffic_by_cut(state) | beside(batch)
+
+  def beside(batch):
+    """Bytes each way of what crosses a cut as it is, beside the hidden activations."""
+    source, target = batch['source'].size, batch['target_in'].size
+    words = {'enc': source, 'dec': target + source}  # the residual stream; in the decoder, the memory too
+    return {f'{place}/beside_bytes': jnp.float32(4 * config.width * words[place[:3]])
+            for place in model.boundaries or {}}
+
+  def losses(params, batch):
+    logits = model.apply(params, batch['source'], batch['target_in'])
+    return sentence_losses(logits, batch, config.label_smoothing)
+
+  transport = connect(mesh)
+  tx = make_optimizer(config, transport)
+  params, state, specs = dct_jax.init(tx, params, mesh)
+  step = train.make_step(loss_fn, tx, mesh, specs, has_aux=True, transport=transport)
+  predict = train.make_predictor(losses, mesh)
+  return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
+               lambda p, s, batch: predict(p, train.share_batch(batch, mesh)), (params, state, specs), mesh,
+               partial(train.Checkpoints, keep=config.average), (jax.process_index(), jax.process_count()))
+
+
+def in_stages(config, model, params):
+  """Every worker of the mesh's axis 'data' has several along 'stage', with one section of the model each."""
+  parts = sections(config.splits, config.layers, config.share_embeddings)
+  if len(parts) != config.stages:
+    raise ValueError(f'--stages={config.stages} wants {config.stages - 1} splits, got {config.splits=}')
+  mesh = dct_jax.make_mesh(config.workers, stages=config.stages)
+  transport = connect(mesh)
+  whole = model.clone(boundaries=None)  # cut for real instead
+  pipeline = train.Pipeline(
+      [make_stage(config, whole, part) for part in parts], mesh, lambda s: make_optimizer(config, transport),
+      microbatches=config.microbatches, transport=transport, shared={
+          s: [('params', name) for name in part.shared] for s, part in enumerate(parts) if part.shared})
+  placed = pipeline.init(lambda s: parts[s].params(params))
+  mine = (pipeline.shares[0], config.workers) if jax.process_count() > 1 else (0, 1)
+  return Setup(pipeline.step, pipeline.predict, placed, pipeline.meshes,
+               partial(train.StageCheckpoints, meshes=pipeline.meshes, keep=config.average), mine)
+
+
+def make_stage(config, model, part):
+  """A section, and what crosses behind it: hidden activations thresholded, all else as it is."""
+  def apply(params, own, inputs, batch):
+    out = run(params, inputs, batch, train=True, rngs=dropout_key(batch))
+    return smoothed_loss(out, batch, config.label_smoothing) if part.is_last else out
+
+  def run(params, inputs, batch, **more):
+    return model.apply(params, batch['source'], batch['target_in'], section=part, inputs=inputs, **more)
+
+  def predict(params, own, inputs, batch):
+    out = run(params, inputs, batch)
+    return sentence_losses(out, batch, config.label_smoothing) if part.is_last else out
+
+  sparse = Cut(config.mp_sparsity, config.activation_codec)
+  return Stage(apply, tuple(sparse if name == 'hidden' else Cut() for name in part.leaving), predict)

@@ -1,0 +1,77 @@
+"""Table 4 of the DCT paper: a translation model whose hidden activations are thresholded at 1, 2 and 4 cuts.
+
+    python experiments/transformer_tables.py --data=multi30k/ --workdir=runs/table4
+
+Every row has the same seed and order of the data. Runs that are in the work directory already are not repeated.
+"""
+
+import pathlib
+import runpy
+import statistics
+import sys
+
+import transformer_iwslt
+from absl import app, flags
+
+from dct_jax.train import experiment
+
+SPARSITIES = flags.DEFINE_list('sparsities', ['0.9', '0.95'], 'Of hidden activations at the cuts.')
+WORKERS = flags.DEFINE_list('mp_workers', ['2', '3', '5'], 'Of the model: one more than cuts.')
+COLUMNS = ('train_loss', 'test_loss', 'test_nll', 'test_bleu')
+
+
+def rows():
+  """Rows by name -> what differs from the baseline."""
+  cuts = runpy.run_path(flags.FLAGS.config)['CUTS']
+  return {'baseline': {}} | {
+      f'{float(s):.0%}, {n} workers': {'splits': cuts[int(n)], 'mp_sparsity': float(s)}
+      for n in WORKERS.value for s in SPARSITIES.value}
+
+
+def finished(name, changes, workdir):
+  """The log of one run; it is made if there is none, or none with a BLEU at its end."""
+  directory = workdir / name.replace('%', '').replace(', ', '-').replace(' ', '-')
+  lines = experiment.once(transformer_iwslt.train_one, experiment.changed(changes), directory,
+                          ends_with='eval/test_bleu')
+  print(f'{name}: test BLEU {lines[-1]["eval/test_bleu"]:.2f}', file=sys.stderr, flush=True)
+  return lines, float((directory / 'seconds').read_text())
+
+
+def results(runs):
+  base = runs['baseline'][0][-1]
+  heads = ['', *(c.replace('_', ' ') for c in COLUMNS), 'BLEU against the baseline', 'minutes']
+  lines = ['| ' + ' | '.join(heads) + ' |', '|---' * len(heads) + '|']
+  for name, (log, seconds) in runs.items():
+    last = log[-1]
+    cells = [f'{last["eval/" + c]:.{2 if c == "test_bleu" else 4}f}' for c in COLUMNS]
+    cells += [f'{last["eval/test_bleu"] - base["eval/test_bleu"]:+.2f}', f'{seconds / 60:.0f}']
+    lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+  return '\n'.join(lines)
+
+
+def traffic(runs):
+  """Bytes of a step at every cut, means over the log, both ways, and with what has to cross as it is."""
+  lines = ['| | cut | forward | back | dense, each way | times less | with all that crosses dense |',
+           '|---' * 7 + '|']
+  for name, (log, _) in runs.items():
+    for cut in sorted(k.split('/')[0] for k in log[-1] if k.endswith('/forward_bytes')):
+      mean = lambda what: statistics.mean(line[f'{cut}/{what}_bytes'] for line in log)
+      forward, back, dense, beside = map(mean, ('forward', 'backward', 'dense', 'beside'))
+      lines.append(f'| {name} | {cut} | {forward:,.0f} | {back:,.0f} | {dense:,.0f} | '
+                   f'{2 * dense / (forward + back):.1f} | '
+                   f'{2 * (dense + beside) / (forward + back + 2 * beside):.2f} |')
+  return '\n'.join(lines)
+
+
+def main(argv):
+  del argv
+  config = experiment.config_of('baseline')
+  experiment.begin(config.workers * config.stages)
+  workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/transformer_tables')
+  runs = {name: finished(name, changes, workdir) for name, changes in rows().items()}
+  print(results(runs))
+  print(traffic(runs))
+
+
+if __name__ == '__main__':
+  app.run(main)
