@@ -89,7 +89,7 @@ class Evaluation:
   def _show(self, texts):
     if jax.process_index():
       return
-    lines = [f'{title}: {text}' for i in range(SAMPLES) for title, text in (
+    lines = [f'{title}: {text}' for i in range(min(SAMPLES, len(texts))) for title, text in (
         ('source', self._sets.lines.valid.source[i]), ('wanted', self._sets.lines.valid.target[i]),
         ('got   ', texts[i]))]
     print('', *lines, sep='\n', file=sys.stderr)

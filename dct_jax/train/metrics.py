@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -37,7 +38,8 @@ class MetricsWriter:
     self._lines = open(path, 'a', encoding='utf-8')
     if torn:
       self._lines.write('\n')
-    self._board = tensorboardX.SummaryWriter(os.fspath(directory))
+    # Its files are named by the second: a run that is resumed within one would write over the first file.
+    self._board = tensorboardX.SummaryWriter(os.fspath(directory), filename_suffix=f'.{time.time_ns()}')
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     """Writes the scalars of a step, and flushes: a crash loses nothing that was logged."""
