@@ -27,7 +27,7 @@ test: $(READY)
 
 test-slow: $(READY)
 	@echo "== Long tests"
-	@$(BIN)/python -m pytest -m slow --durations=5
+	@$(BIN)/python -m pytest -m slow -n 2 --durations=5
 
 lint: $(READY)
 	@echo "== ruff and mypy"

@@ -55,6 +55,8 @@ FREE = ('steps', 'data', 'cache', 'workers', 'evaluated', 'evaluate_every', 'che
 
 
 def load(config, workdir):
+  if not config.data:
+    logging.warning('no --data: this is a synthetic language, whose perfect translation is known')
   sets = translation.load(config.data, config.cache or workdir.parent / 'subwords', source=config.source,
                           target=config.target, size=config.vocabulary, longest=config.longest)
   if jax.process_index() == 0:

@@ -47,7 +47,7 @@ class Checkpoints:
       raise ValueError(f'config must be of JSON types, got {config=}') from error
     self.directory = os.path.abspath(directory)
     self._keep, self._processes = keep, processes
-    self._alone = processes is not None and len(processes) == 1
+    self._apart = processes is not None  # not an affair of all processes, which is all that orbax knows
     self._open: ocp.CheckpointManager | None = None
     self._saved: int | None = None
 
@@ -63,7 +63,7 @@ class Checkpoints:
       options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, enable_async_checkpointing=False,
                                              create=create, multiprocessing_options=group)
       arrays = ocp.StandardCheckpointHandler(multiprocessing_options=group)
-      handlers = {'arrays': LocalArrays() if self._alone else arrays,
+      handlers = {'arrays': arrays if self._processes is None else LocalArrays(self._processes),
                   'notes': ocp.JsonCheckpointHandler(multiprocessing_options=group)}
       self._open = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
     return self._open
@@ -105,7 +105,7 @@ class Checkpoints:
     notes = {'step': step, 'workers': _workers(opt_state), 'config': self.config,
              'totals': dict(totals or {}), 'arrays': _describe(arrays)}
     self._manager().save(step, args=ocp.args.Composite(
-        arrays=(LocalSave if self._alone else ocp.args.StandardSave)(arrays), notes=ocp.args.JsonSave(notes)))
+        arrays=(LocalSave if self._apart else ocp.args.StandardSave)(arrays), notes=ocp.args.JsonSave(notes)))
     self._saved = step
 
   def totals(self, step: int) -> dict[str, int]:
@@ -149,11 +149,10 @@ class Checkpoints:
     _compare_arrays(notes['arrays'], _describe(_named(params, opt_state)), own, old, new)
     moved = own if old != new else set()
     arrays = self._read(step, {
-        k: _target(notes['arrays'][k], None if k in moved or self._alone else NamedSharding(mesh, spec))
+        k: _target(notes['arrays'][k], None if k in moved or self._apart else NamedSharding(mesh, spec))
         for k, spec in places.items()})
-    if self._alone:
-      own_places = {k: NamedSharding(mesh, places[k]) for k in arrays if k not in moved}
-      arrays |= {k: jax.device_put(arrays[k], place) for k, place in own_places.items()}
+    if self._apart:
+      arrays |= {k: _place(arrays[k], NamedSharding(mesh, places[k])) for k in arrays if k not in moved}
     for k in moved:
       arrays[k] = _spread(arrays[k], old, new, NamedSharding(mesh, places[k]), rules[k], conserve)
     tree = jax.tree.unflatten(jax.tree.structure((params, opt_state)), arrays.values())
@@ -199,7 +198,7 @@ class Checkpoints:
     return self._guarded(step, ocp.args.Composite(notes=ocp.args.JsonRestore())).notes
 
   def _read(self, step, targets):
-    ask = LocalRestore if self._alone else ocp.args.StandardRestore
+    ask = LocalRestore if self._apart else ocp.args.StandardRestore
     restored = self._guarded(step, ocp.args.Composite(arrays=ask(targets)))
     return {k: restored.arrays[k] for k in targets}
 
@@ -263,6 +262,11 @@ def _target(description, sharding):
   if sharding is None:
     return np.empty(shape, dtype)
   return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _place(array, sharding):
+  """An array that every process has whole, as one of which each has its part."""
+  return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def _spread(array, old, new, sharding, rule, conserve):

@@ -50,6 +50,17 @@ def test_forms_are_compared_and_a_run_goes_on_where_it_stopped(tmp_path):
 
 
 @pytest.mark.slow
+def test_stages_of_several_processes_go_on_where_they_stopped(tmp_path):
+  flags = ('--workers=2', '--stages=2', '--splits=bottom2', '--method=hybrid', '--launch=processes')
+  whole = run(*flags, '--steps=8', f'--workdir={tmp_path / "whole"}')
+  part = run(*flags, '--steps=4', f'--workdir={tmp_path / "parts"}')
+  rest = run(*flags, '--steps=8', f'--workdir={tmp_path / "parts"}', '--resume')
+  for done in (whole, part, rest):
+    assert done.returncode == 0, done.stdout + done.stderr
+  assert table(rest.stdout.replace('[0] ', '')) == table(whole.stdout.replace('[0] ', '')) != {}
+
+
+@pytest.mark.slow
 def test_processes_see_the_same_data_as_devices(tmp_path):
   flags = ('--workers=2', '--method=baseline', '--steps=4')
   devices = run(*flags, f'--workdir={tmp_path / "devices"}')
