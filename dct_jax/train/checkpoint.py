@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dct_jax.train import replicas
 from dct_jax.train import reshard as resharding
 from dct_jax.train.local_arrays import LocalArrays, LocalRestore, LocalSave
-from dct_jax.train.step import replicate
+from dct_jax.train.step import place, replicate
 
 
 class Checkpoints:
@@ -152,7 +152,7 @@ class Checkpoints:
         k: _target(notes['arrays'][k], None if k in moved or self._apart else NamedSharding(mesh, spec))
         for k, spec in places.items()})
     if self._apart:
-      arrays |= {k: _place(arrays[k], NamedSharding(mesh, places[k])) for k in arrays if k not in moved}
+      arrays |= {k: place(arrays[k], NamedSharding(mesh, places[k])) for k in arrays if k not in moved}
     for k in moved:
       arrays[k] = _spread(arrays[k], old, new, NamedSharding(mesh, places[k]), rules[k], conserve)
     tree = jax.tree.unflatten(jax.tree.structure((params, opt_state)), arrays.values())
@@ -262,11 +262,6 @@ def _target(description, sharding):
   if sharding is None:
     return np.empty(shape, dtype)
   return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-
-def _place(array, sharding):
-  """An array that every process has whole, as one of which each has its part."""
-  return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def _spread(array, old, new, sharding, rule, conserve):

@@ -159,8 +159,12 @@ def share_batch(batch: Any, mesh: Mesh, axis_name: str = 'data') -> Any:
 def replicate(tree: Any, mesh: Mesh) -> Any:
   """Arrays that every process has alike, on all devices of the mesh."""
   whole = NamedSharding(mesh, PartitionSpec())
-  place = lambda x: jax.make_array_from_callback(x.shape, whole, lambda index: x[index])
-  return jax.tree.map(lambda x: place(np.asarray(x)), tree)
+  return jax.tree.map(lambda x: place(np.asarray(x), whole), tree)
+
+
+def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+  """An array that every process has whole, as one of which each holds its part."""
+  return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def _check_axis(mesh, axis_name):
