@@ -25,6 +25,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/resnet_cifa
     'data': (str, 'Directory of the .bin files; scikit-learn\'s digits without it.'),
     'depth': (int, 'Layers, 6 n + 2; 0 is 20 for CIFAR, 8 for digits.'),
     'width': (int, 'Factor of the 16, 32 and 64 filters.'),
+    'stem_stride': (int, 'Of the first convolution; 2 is a quarter of the work.'),
     'batch': (int, 'Images a step and worker.'),
     'learning_rate': (float, 'Of one worker, multiplied by their number; it decays to 1% with a cosine.'),
     'warmup': (float, 'Share of the steps in which the learning rate grows from 0.'),
@@ -75,7 +76,7 @@ def make_evaluate(measure, data, config, mesh):
 
 
 def make_model(config):
-  return ResNet(config.depth or (20 if config.data else 8), width=config.width)
+  return ResNet(config.depth or (20 if config.data else 8), width=config.width, stem_stride=config.stem_stride)
 
 
 def cross_entropy(logits, labels):

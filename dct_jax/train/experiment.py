@@ -63,7 +63,10 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     if FLAGS.resume and not FLAGS.workdir:
       raise app.UsageError('--resume needs the --workdir of the run to resume')
     names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
-    configs = {name: config_of(name) for name in names}
+    try:
+      configs = {name: config_of(name) for name in names}
+    except ValueError as error:
+      raise app.UsageError(str(error)) from error
     workers = configs[names[0]].workers * configs[names[0]].get('stages', 1)
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
     if FLAGS.launch == 'processes':

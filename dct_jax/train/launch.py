@@ -65,21 +65,23 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
   shared = memory.environment() | os.environ | place | dict(environment or {})
   children: list[subprocess.Popen] = []
   readers: list[threading.Thread] = []
-  ended: queue.Queue[int] = queue.Queue()
+  ended: queue.Queue[tuple[int, int]] = queue.Queue()
   try:
     for i in range(processes):
       children.append(_start([*prefix(i), *argv], shared | {'DCT_JAX_PROCESS_ID': str(i)}))
       readers.append(_follow(i, children[i], ended, output or sys.stdout))
-    code = _wait(processes, ended, timeout)
+    code, why = _wait(processes, ended, timeout)
     _end(children, grace)
   except KeyboardInterrupt:
     _signal(children, signal.SIGINT)
     _await(children, SAVING)
-    code = INTERRUPTED
+    code, why = INTERRUPTED, ''
   finally:
     _end(children, 0)
   for reader in readers:
     reader.join(timeout=5)
+  if why:  # last, as what the others say when they are ended would bury it
+    print(why, file=output or sys.stdout, flush=True)
   return code
 
 
@@ -119,21 +121,23 @@ def _follow(index, child, ended, output):
 
   reader = threading.Thread(target=copy, daemon=True)
   reader.start()
-  threading.Thread(target=lambda: ended.put(child.wait()), daemon=True).start()
+  threading.Thread(target=lambda: ended.put((index, child.wait())), daemon=True).start()
   return reader
 
 
 def _wait(processes, ended, timeout):
-  """Until all have ended well, one has not, or time is up."""
+  """Until all have ended well, one has not, or time is up: exit code, and why it is not 0."""
   deadline = None if timeout is None else time.monotonic() + timeout
   for _ in range(processes):
     try:
-      code = ended.get(timeout=None if deadline is None else max(0, deadline - time.monotonic()))
+      index, code = ended.get(timeout=None if deadline is None else max(0, deadline - time.monotonic()))
     except queue.Empty:
-      return TIMED_OUT
+      return TIMED_OUT, f'not done after {timeout:g} seconds: all processes were ended'
     if code:
-      return code if code > 0 else 128 - code
-  return 0
+      how = f'exit code {code}' if code > 0 else f'signal {-code} ({signal.strsignal(-code)})'
+      why = f'process {index} failed first, with {how}; the others were ended'
+      return code if code > 0 else 128 - code, why
+  return 0, ''
 
 
 def _signal(children, number):

@@ -26,7 +26,7 @@ def test_published_sizes(depth, millions):  # He et al., table 6; 1.7 there for 
   assert round(count / 1e6, 2) == millions
 
 
-@pytest.mark.parametrize('bad', [{'depth': 2}, {'depth': 18}, {'depth': 21}, {'width': 0}])
+@pytest.mark.parametrize('bad', [{'depth': 2}, {'depth': 18}, {'depth': 21}, {'width': 0}, {'stem_stride': 0}])
 def test_bad_arguments(bad):
   with pytest.raises(ValueError, match=f'got self.{next(iter(bad))}'):
     ResNet(**bad)

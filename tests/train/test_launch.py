@@ -101,18 +101,22 @@ def test_lines_are_prefixed():
   assert sorted(output.splitlines()) == ['[0] 0 of 2', '[1] 1 of 2']
 
 
-@pytest.mark.parametrize(('script', 'want'), [
-    ('test $DCT_JAX_PROCESS_ID = 0 && sleep 60; exit 5', 5),
-    ('test $DCT_JAX_PROCESS_ID = 0 && sleep 60; kill -KILL $$', 128 + 9),
-    ('trap "" TERM; test $DCT_JAX_PROCESS_ID = 0 && sleep 60; exit 5', 5)])
-def test_exit_code_of_the_first_failure(script, want):
+@pytest.mark.parametrize(('script', 'want', 'how'), [
+    ('test $DCT_JAX_PROCESS_ID = 0 && sleep 60; exit 5', 5, 'exit code 5'),
+    ('test $DCT_JAX_PROCESS_ID = 0 && sleep 60; kill -KILL $$', 128 + 9, 'signal 9 (Killed)'),
+    ('trap "" TERM; test $DCT_JAX_PROCESS_ID = 0 && sleep 60; exit 5', 5, 'exit code 5')])
+def test_the_first_failure_is_told_last(script, want, how):
   begin = time.monotonic()
-  assert shell(script, grace=0.5)[0] == want
+  code, output = shell(script, grace=0.5)
+  assert code == want
+  assert output.splitlines()[-1] == f'process 1 failed first, with {how}; the others were ended'
   assert time.monotonic() - begin < 20
 
 
 def test_timeout():
-  assert shell('sleep 60', timeout=0.5, grace=0.5)[0] == launch.TIMED_OUT
+  code, output = shell('sleep 60', timeout=0.5, grace=0.5)
+  assert code == launch.TIMED_OUT
+  assert output == 'not done after 0.5 seconds: all processes were ended\n'
 
 
 @pytest.mark.parametrize(('argv', 'processes'), [([], 2), (['true'], 0)])
