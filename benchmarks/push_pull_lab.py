@@ -36,7 +36,7 @@ RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit', '1gbit'], 'Of every lin
 ROUNDS = flags.DEFINE_integer('rounds', 4, 'How often each has its turn.')
 BLOCK = flags.DEFINE_integer('block', 5, 'Steps of one design before the next; the first is not counted.')
 WARM_UP = flags.DEFINE_integer('warm_up', 12, 'Steps of each before anything counts; 2 of float32.')
-SAVE = flags.DEFINE_string('save', None, 'File for the seconds a step, by rate and design.')
+SAVE = flags.DEFINE_string('save', None, 'File for the seconds a step, by rate and design; other rates in it stay.')
 WORKER = flags.DEFINE_bool('worker', False, 'Set in the processes that it starts.')
 
 
@@ -108,19 +108,19 @@ def show(rate, found):
                  f'{f["sent_bytes"]:,.0f}', f'{f["payload_bytes"]:,.0f}',
                  f'{8 * f["rate"] / turns.bits(rate):.0%}', f'{hosts * f["busy"] / (os.cpu_count() or 1):.0%}'))
   table(f'{PART.value}, {hosts} hosts, {rate}, {int(next(iter(found.values()))["values"]):,} values', rows)
-  keep = {name: f['seconds'] for name, f in found.items()}
-  return {rate: keep} | {f'{PART.value}_speedup_{rate}': round(base / keep.get('3lc_175', base), 2)}
+  seconds = {name: f['seconds'] for name, f in found.items()}
+  if SAVE.value:
+    path = pathlib.Path(SAVE.value)
+    saved = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(saved | {rate: seconds}, indent=1))
+  return {f'{PART.value}_speedup_{rate}': round(base / seconds.get('3lc_175', base), 2)}
 
 
 def main(argv):
   if WORKER.value:
     return worker()
   hosts = experiment.config_of('float32').workers
-  out = turns.in_the_lab(__file__, sys.argv[1:], hosts, RATES.value, show)
-  times = {rate: out.pop(rate) for rate in RATES.value}
-  if SAVE.value:
-    pathlib.Path(SAVE.value).write_text(json.dumps(times, indent=1))
-  print(json.dumps(out))
+  print(json.dumps(turns.in_the_lab(__file__, sys.argv[1:], hosts, RATES.value, show)))
 
 
 if __name__ == '__main__':

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from absl import app, flags
 from jax.experimental import multihost_utils
-from timing import interface_sent, table
+from timing import interface_sent, last_words, table
 
 import dct_jax
 from dct_jax import netlab, train
@@ -267,7 +267,7 @@ def in_the_lab(command):
       text = [line for line in lines.getvalue().splitlines() if line.startswith('[0]')]
       print('\n'.join(line[4:] for line in text[-8:]), flush=True)
       if code:
-        sys.exit(f'a worker failed with {code}:\n{lines.getvalue()[-3000:]}')
+        sys.exit(f'a worker failed with {code}:\n{last_words(lines.getvalue())}')
       found = json.loads(text[-1][4:])
       speedups |= {f'speedup_{rate}': found['step_speedup'], f'late_speedup_{rate}': found['late_speedup']}
       errors.append(found['counter_error'])

@@ -5,6 +5,7 @@ The machine is shared and noisy; a time by itself means little, a ratio of two m
 
 from __future__ import annotations
 
+import collections
 import io
 import itertools
 import json
@@ -102,6 +103,14 @@ def interface_sent() -> np.ndarray:
   return np.array([sent, sent - PACKET * packets])
 
 
+def last_words(output, each=12):
+  """The last lines of every process, and the launcher's: the one that failed first is not the one that says most."""
+  lines = collections.defaultdict(list)
+  for line in output.splitlines():
+    lines[line.split(' ')[0] if line.startswith('[') else ''].append(line)
+  return '\n'.join(line for _, some in sorted(lines.items(), reverse=True) for line in some[-each:])
+
+
 def result_in_lab(lab, command):
   """Runs a benchmark's workers on all hosts; what worker 0 printed as `RESULT` and JSON.
 
@@ -110,7 +119,7 @@ def result_in_lab(lab, command):
   lines = io.StringIO()
   before = cpu_ticks()
   if lab.run(command, output=lines).code:
-    sys.exit(f'a worker failed:\n{lines.getvalue()[-3000:]}')
+    sys.exit(f'a worker failed:\n{last_words(lines.getvalue())}')
   found = [x for x in lines.getvalue().splitlines() if x.startswith('[0] RESULT ')]
   every, _, stolen = (b - a for a, b in zip(before, cpu_ticks(), strict=True))
   return json.loads(found[-1].removeprefix('[0] RESULT ')) | {'stolen': round(stolen / max(every, 1), 3)}

@@ -22,7 +22,7 @@ DESIGNS = flags.DEFINE_list('designs', [
 SHARES = flags.DEFINE_list('shares', ['100', '25', '50', '75'],
                            'Percent of --steps; tables have the first.')
 TIMES = flags.DEFINE_string('times', None,
-                            'JSON: rate -> design -> seconds a step, to draw accuracy over time.')
+                            'JSON: rate -> design -> seconds a step, for the table and accuracy over time.')
 RUNTIME = ('float32', 'ternary', 'sparse', 'local2', '3lc')  # designs of Figure 4
 
 
@@ -43,15 +43,18 @@ def bits(lines):
           [8 * line['pull_bytes'] / (values / workers) for line in steps])
 
 
-def tables(runs):
-  heads = ('design', 'test accuracy %', 'difference', 'test loss', 'bits pushed', 'bits pulled', 'ratio')
+def tables(runs, times):
+  heads = ('design', 'test accuracy %', 'difference', 'test loss', 'bits pushed', 'bits pulled', 'ratio',
+           *(f'ms a step at {rate} (times faster)' for rate in times))
   rows = ['| ' + ' | '.join(heads) + ' |', '|---' * len(heads) + '|']
   for name, lines in runs.items():
     last, base = lines[-1], runs[DESIGNS.value[0]][-1]
     _, pushed, pulled = (sum(x) / len(x) for x in bits(lines))
     accuracy = 100 * last['eval/test_accuracy']
+    speeds = (f' {1e3 * t[name]:.0f} ({t[DESIGNS.value[0]] / t[name]:.2f}) |' for t in times.values())
     rows.append(f'| {name} | {accuracy:.2f} | {accuracy - 100 * base["eval/test_accuracy"]:+.2f} | '
-                f'{last["eval/test_loss"]:.4f} | {pushed:.3f} | {pulled:.3f} | {64 / (pushed + pulled):.1f}x |')
+                f'{last["eval/test_loss"]:.4f} | {pushed:.3f} | {pulled:.3f} | '
+                f'{64 / (pushed + pulled):.1f}x |{"".join(speeds)}')
   return '\n'.join(rows)
 
 
@@ -107,12 +110,12 @@ def main(argv):
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/resnet_tables')
   runs = {(d, s): finished(d, s, workdir) for s in SHARES.value for d in DESIGNS.value}
   full = {d: runs[d, SHARES.value[0]] for d in DESIGNS.value}
-  print(tables(full))
+  times = json.loads(pathlib.Path(TIMES.value).read_text()) if TIMES.value else {}
+  print(tables(full, times))
   figure(workdir / 'figure4.png', 'during a run', 2, draw_runtime(full))
   if {'3lc', '3lc_175'} <= full.keys():
     figure(workdir / 'figure6.png', 'size of what is sent', 2, draw_bits(full))
-  if TIMES.value:
-    times = json.loads(pathlib.Path(TIMES.value).read_text())
+  if times:
     figure(workdir / 'figure3.png', 'steps of 25, 50, 75 and 100%', len(times), draw_times(runs, times))
 
 
