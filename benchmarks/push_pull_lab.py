@@ -36,7 +36,7 @@ RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit', '1gbit'], 'Of every lin
 ROUNDS = flags.DEFINE_integer('rounds', 4, 'How often each has its turn.')
 BLOCK = flags.DEFINE_integer('block', 5, 'Steps of one design before the next; the first is not counted.')
 WARM_UP = flags.DEFINE_integer('warm_up', 12, 'Steps of each before anything counts; 2 of float32.')
-SAVE = flags.DEFINE_string('save', None, 'File for the seconds a step, by rate and design; other rates in it stay.')
+SAVE = flags.DEFINE_string('save', None, 'File for seconds a step by rate and design; its other rates stay.')
 WORKER = flags.DEFINE_bool('worker', False, 'Set in the processes that it starts.')
 
 

@@ -104,7 +104,7 @@ def interface_sent() -> np.ndarray:
 
 
 def last_words(output, each=12):
-  """The last lines of every process, and the launcher's: the one that failed first is not the one that says most."""
+  """The last lines of every process, and the launcher's: who failed first is not who says most."""
   lines = collections.defaultdict(list)
   for line in output.splitlines():
     lines[line.split(' ')[0] if line.startswith('[') else ''].append(line)
