@@ -9,20 +9,24 @@ import optax
 import dct_jax
 from dct_jax.models.resnet import is_kernel
 
-SMALL = 64  # entries of a slice below which it travels whole: of any normalization, of no kernel
+
+def small(config):
+  """Entries of a slice below which it travels whole: any of normalization has fewer, no kernel has."""
+  widest = 64 * config.width  # channels
+  return -(-widest // config.workers) + 1
 
 
 def compressors(config):
   """Name -> compressor of pushes and of pulls, as the paper's section 4.2 has them."""
-  feedback = dct_jax.error_feedback
+  feedback, whole = dct_jax.error_feedback, small(config)
   return {
       'float32': lambda: dct_jax.cast('float32'),
-      'int8': lambda: dct_jax.int8(dense_below=SMALL),
-      'ternary': lambda: dct_jax.stochastic_ternary(seed=config.seed, dense_below=SMALL),
-      'one_bit': lambda: feedback(dct_jax.one_bit(dense_below=SMALL)),
-      'sparse': lambda: feedback(dct_jax.sampled_top_k(0.05, seed=config.seed, dense_below=SMALL)),
+      'int8': lambda: dct_jax.int8(dense_below=whole),
+      'ternary': lambda: dct_jax.stochastic_ternary(seed=config.seed, dense_below=whole),
+      'one_bit': lambda: feedback(dct_jax.one_bit(dense_below=whole)),
+      'sparse': lambda: feedback(dct_jax.sampled_top_k(0.05, seed=config.seed, dense_below=whole)),
       'three_lc': lambda: feedback(
-          dct_jax.three_lc(config.multiplier, dense_below=SMALL, zero_runs=config.zero_runs)),
+          dct_jax.three_lc(config.multiplier, dense_below=whole, zero_runs=config.zero_runs)),
   }
 
 
@@ -32,7 +36,8 @@ def make_optimizer(config, transport=None):
   peak = config.learning_rate * config.workers
   rate = optax.warmup_cosine_decay_schedule(
       0.0, peak, int(config.warmup * exchanges), exchanges, end_value=0.01 * peak)
-  weights = optax.chain(optax.add_decayed_weights(config.weight_decay, is_kernel),
+  decay = config.weight_decay * config.local_steps  # of as many gradients as are added up
+  weights = optax.chain(optax.add_decayed_weights(decay, is_kernel),
                         optax.sgd(rate, momentum=config.momentum))
   by_kind = {'params': weights, 'batch_stats': optax.sgd(1.0)}
   apart = optax.multi_transform(by_kind, lambda tree: {k: k for k in tree})
@@ -42,7 +47,9 @@ def make_optimizer(config, transport=None):
   if config.compressor not in known:
     raise ValueError(f'compressor must be one of {("dct", *known)}, got {config.compressor=}')
   make = known[config.compressor]
-  server = dct_jax.push_pull(make(), make(), apart, 'data', workers=config.workers, transport=transport)
+  # One rung: as in the paper, a message is never cut short, also between devices of one process.
+  server = dct_jax.push_pull(
+      make(), make(), apart, 'data', workers=config.workers, rungs=1, transport=transport)
   if config.local_steps == 1:
     return server
   # The paper's are accumulated, not averaged.

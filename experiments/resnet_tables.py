@@ -34,13 +34,13 @@ def finished(design, percent, workdir):
   return lines
 
 
-def bits(lines):
+def bits(design, lines):
   """Bits a value, pushed and pulled, step by step: a worker pushes all values, and answers for its share."""
-  values = lines[-1]['total_dense_bytes'] / lines[-1]['step'] / 4
-  workers = experiment.config_of('float32').workers
-  steps = [line for line in lines if 'push_bytes' in line]
-  return ([line['step'] for line in steps], [8 * line['push_bytes'] / values for line in steps],
-          [8 * line['pull_bytes'] / (values / workers) for line in steps])
+  config = experiment.config_of(design)
+  values = lines[-1]['dense_bytes'] / 4 / (1 + 1 / config.workers)
+  times = 8 / config.local_steps  # every logged step of several local ones is one with an exchange
+  return ([line['step'] for line in lines], [times * line['push_bytes'] / values for line in lines],
+          [times * line['pull_bytes'] / (values / config.workers) for line in lines])
 
 
 def tables(runs, times):
@@ -49,7 +49,7 @@ def tables(runs, times):
   rows = ['| ' + ' | '.join(heads) + ' |', '|---' * len(heads) + '|']
   for name, lines in runs.items():
     last, base = lines[-1], runs[DESIGNS.value[0]][-1]
-    _, pushed, pulled = (sum(x) / len(x) for x in bits(lines))
+    _, pushed, pulled = (sum(x) / len(x) for x in bits(name, lines))
     accuracy = 100 * last['eval/test_accuracy']
     speeds = (f' {1e3 * t[name]:.0f} ({t[DESIGNS.value[0]] / t[name]:.2f}) |' for t in times.values())
     rows.append(f'| {name} | {accuracy:.2f} | {accuracy - 100 * base["eval/test_accuracy"]:+.2f} | '
@@ -97,7 +97,7 @@ def draw_runtime(full):
 def draw_bits(full):
   def draw(axes):
     for one, name in zip(axes, ('3lc', '3lc_175'), strict=True):
-      steps, pushed, pulled = bits(full[name])
+      steps, pushed, pulled = bits(name, full[name])
       one.plot(steps, pushed, label='pushes')
       one.plot(steps, pulled, label='pulls')
       one.set(xlabel='step', ylabel='bits a value', title=name, ylim=(0, None))

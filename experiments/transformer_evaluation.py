@@ -84,7 +84,7 @@ class Evaluation:
     return subwords.decode(self._sets.target_words, rows)
 
   def _bleu(self, texts, references):
-    return bleu.bleu(texts, references, lowercase=self._sets.target_words.lower)
+    return bleu.bleu(texts, references, tokenize=self._config.tokenize, lowercase=self._config.lower)
 
   def _show(self, texts):
     if jax.process_index():

@@ -22,6 +22,9 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
     'cache': (str, 'Where subwords are kept; the work directory without it.'),
     'source': (str, 'Language that is translated from: the ending of its files.'),
     'target': (str, 'Language that is translated to.'),
+    'test': (str, "Name of the test set's files, where there are several: a pattern."),
+    'lower': (bool, 'Whether the model sees lower case only; BLEU then ignores case.'),
+    'tokenize': (str, "sacrebleu's tokenizer; 'none' for tokenized text, as fairseq's IWSLT'14 is."),
     'vocabulary': (int, 'Subwords of each language.'),
     'longest': (int, 'Subwords of a sentence; training pairs with more are skipped, and counted.'),
     'width': (int, 'Of embeddings and the residual stream.'),
@@ -34,6 +37,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
     'shapes': (int, 'Of batches, by length, at most: each is compiled once.'),
     'learning_rate': (float, 'The highest one, at the end of the warm-up.'),
     'warmup': (int, 'Steps.'),
+    'decay': (str, "Of weights: 'l2', in the gradient that Adam sees, or 'decoupled', as in AdamW."),
     'label_smoothing': (float, 'Share of a label that all other words have together.'),
     'compressor': (str, 'Of gradients: dense, dct, 3lc, top_k or qsgd.'),
     'dp_sparsity': (float, 'Share of the gradients that stays behind, of dct and top_k.'),
@@ -58,7 +62,8 @@ def load(config, workdir):
   if not config.data:
     logging.warning('no --data: this is a synthetic language, whose perfect translation is known')
   sets = translation.load(config.data, config.cache or workdir.parent / 'subwords', source=config.source,
-                          target=config.target, size=config.vocabulary, longest=config.longest)
+                          target=config.target, size=config.vocabulary, longest=config.longest,
+                          lower=config.lower, test=config.test)
   if jax.process_index() == 0:
     print('\n'.join(map(str, sets.reports)))
   return sets
@@ -82,7 +87,8 @@ def train_one(config, workdir):
               examples=len(sets.train.target.tokens) // shapes.steps, unit='tokens', checkpoints=checkpoints,
               show=('valid_perplexity', 'valid_bleu'), evaluate=evaluation.on_the_way,
               evaluate_every=config.evaluate_every, checkpoint_every=config.checkpoint_every)
-    mean = checkpoints.mean_params(setup.state[0], setup.meshes, last=config.average)
+    mean = checkpoints.mean_params(setup.state[0], setup.meshes, last=config.average,
+                                   every=config.checkpoint_every)
     writer.write(config.steps, train.read_metrics(workdir)[-1] | evaluation.at_the_end(mean))
 
 

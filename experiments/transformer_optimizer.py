@@ -4,10 +4,11 @@ import jax.numpy as jnp
 import optax
 
 import dct_jax
+from dct_jax.boundaries import means_apart
 
 
-def make_mean(config, transport):
-  """How gradients are averaged over workers: `config.compressor`."""
+def make_mean(config, transport, shared=()):
+  """How gradients are averaged over workers: `config.compressor`; those of `shared` parameters apart."""
   gather = dct_jax.all_gather() if transport is None else dct_jax.all_gather(transport=transport)
   fed_back = lambda compressor: dct_jax.compressed_mean(
       dct_jax.error_feedback(compressor), gather, axis_name='data')
@@ -21,12 +22,16 @@ def make_mean(config, transport):
   }
   if config.compressor not in known:
     raise ValueError(f'compressor must be one of {tuple(known)}, got {config.compressor=}')
-  return known[config.compressor]()
+  return means_apart(known[config.compressor], shared)
 
 
-def make_optimizer(config, transport):
+def make_optimizer(config, transport, shared=()):
   """Adam, after a warm-up with the inverse square root of the step."""
-  rate = lambda step: config.learning_rate * jnp.minimum(
-      (step + 1) / config.warmup, jnp.sqrt(config.warmup / (step + 1)))
-  return optax.chain(make_mean(config, transport), optax.add_decayed_weights(config.weight_decay),
-                     optax.adam(rate, b1=0.9, b2=0.98))
+  warmup = max(config.warmup, 1)
+  rate = lambda step: config.learning_rate * jnp.minimum((step + 1) / warmup, jnp.sqrt(warmup / (step + 1)))
+  decays = {'l2': (config.weight_decay, 0.0), 'decoupled': (0.0, config.weight_decay)}
+  if config.decay not in decays:
+    raise ValueError(f'decay must be one of {tuple(decays)}, got {config.decay=}')
+  l2, decoupled = decays[config.decay]
+  return optax.chain(make_mean(config, transport, shared), optax.add_decayed_weights(l2),
+                     optax.adamw(rate, b1=0.9, b2=0.98, weight_decay=decoupled))

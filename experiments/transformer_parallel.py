@@ -43,7 +43,9 @@ def in_one_piece(config, model, params):
     logits, state = model.apply(params, batch['source'], batch['target_in'], train=True,
                                 rngs=dropout_key(batch), mutable=['traffic'])
     loss, scalars = smoothed_loss(logits, batch, config.label_smoothing)
-    return loss, scalars | traffic(state) | traffic_by_cut(state) | beside(batch)
+    whole = beside(batch)  # a cut's total has it, as that of real stages
+    total = {k: v + sum(whole.values()) for k, v in traffic(state).items()}
+    return loss, scalars | total | traffic_by_cut(state) | whole
 
   def beside(batch):
     """Bytes each way of what crosses a cut as it is, beside the hidden activations."""
@@ -63,7 +65,7 @@ def in_one_piece(config, model, params):
   predict = train.make_predictor(losses, mesh)
   return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
                lambda p, s, batch: predict(p, train.share_batch(batch, mesh)), (params, state, specs), mesh,
-               partial(train.Checkpoints, keep=config.average), (jax.process_index(), jax.process_count()))
+               partial(train.Checkpoints, keep=config.average + 1), (jax.process_index(), jax.process_count()))
 
 
 def in_stages(config, model, params):
@@ -74,14 +76,15 @@ def in_stages(config, model, params):
   mesh = dct_jax.make_mesh(config.workers, stages=config.stages)
   transport = connect(mesh)
   whole = model.clone(boundaries=None)  # cut for real instead
+  shared = {s: [('params', name) for name in part.shared] for s, part in enumerate(parts) if part.shared}
   pipeline = train.Pipeline(
-      [make_stage(config, whole, part) for part in parts], mesh, lambda s: make_optimizer(config, transport),
-      microbatches=config.microbatches, transport=transport, shared={
-          s: [('params', name) for name in part.shared] for s, part in enumerate(parts) if part.shared})
+      [make_stage(config, whole, part) for part in parts], mesh,
+      lambda s: make_optimizer(config, transport, shared.get(s, ())),
+      microbatches=config.microbatches, transport=transport, shared=shared)
   placed = pipeline.init(lambda s: parts[s].params(params))
   mine = (pipeline.shares[0], config.workers) if jax.process_count() > 1 else (0, 1)
   return Setup(pipeline.step, pipeline.predict, placed, pipeline.meshes,
-               partial(train.StageCheckpoints, meshes=pipeline.meshes, keep=config.average), mine)
+               partial(train.StageCheckpoints, meshes=pipeline.meshes, keep=config.average + 1), mine)
 
 
 def make_stage(config, model, part):

@@ -10,6 +10,7 @@ import runpy
 import statistics
 import sys
 
+import numpy as np
 import transformer_iwslt
 from absl import app, flags
 
@@ -24,7 +25,7 @@ def rows():
   """Rows by name -> what differs from the baseline."""
   cuts = runpy.run_path(flags.FLAGS.config)['CUTS']
   return {'baseline': {}} | {
-      f'{float(s):.0%}, {n} workers': {'splits': cuts[int(n)], 'mp_sparsity': float(s)}
+      f'{100 * float(s):g}%, {n} workers': {'splits': cuts[int(n)], 'mp_sparsity': float(s)}
       for n in WORKERS.value for s in SPARSITIES.value}
 
 
@@ -39,7 +40,8 @@ def finished(name, changes, workdir):
 
 def results(runs):
   base = runs['baseline'][0][-1]
-  heads = ['', *(c.replace('_', ' ') for c in COLUMNS), 'BLEU against the baseline', 'minutes']
+  unit = lambda column: '' if column == 'test_bleu' else ', nats'
+  heads = ['', *(c.replace('_', ' ') + unit(c) for c in COLUMNS), 'BLEU against the baseline', 'minutes']
   lines = ['| ' + ' | '.join(heads) + ' |', '|---' * len(heads) + '|']
   for name, (log, seconds) in runs.items():
     last = log[-1]
@@ -49,18 +51,28 @@ def results(runs):
   return '\n'.join(lines)
 
 
-def traffic(runs):
+def traffic(runs, config):
   """Bytes of a step at every cut, means over the log, both ways, and with what has to cross as it is."""
-  lines = ['| | cut | forward | back | dense, each way | times less | with all that crosses dense |',
-           '|---' * 7 + '|']
+  lines = ['| | cut | forward | back | dense, each way | as they are, each way | times less | in all |',
+           '|---' * 8 + '|']
   for name, (log, _) in runs.items():
-    for cut in sorted(k.split('/')[0] for k in log[-1] if k.endswith('/forward_bytes')):
-      mean = lambda what: statistics.mean(line[f'{cut}/{what}_bytes'] for line in log)
-      forward, back, dense, beside = map(mean, ('forward', 'backward', 'dense', 'beside'))
-      lines.append(f'| {name} | {cut} | {forward:,.0f} | {back:,.0f} | {dense:,.0f} | '
-                   f'{2 * dense / (forward + back):.1f} | '
+    cuts = sorted(k.split('/')[0] for k in log[-1] if k.endswith('/forward_bytes'))
+    parts = {cut: np.array([statistics.mean(line[f'{cut}/{what}_bytes'] for line in log)
+                            for what in ('forward', 'backward', 'dense', 'beside')]) for cut in cuts}
+    if any(cut.startswith('dec') for cut in cuts):  # two stages then have the decoder's embeddings
+      parts['embeddings'] = np.array([0, 0, 0, embedding_bytes(config)])
+    if cuts:
+      parts['all'] = sum(parts.values())
+    for cut, (forward, back, dense, beside) in parts.items():
+      less = f'{2 * dense / (forward + back):.1f}' if dense else ''
+      lines.append(f'| {name} | {cut} | {forward:,.0f} | {back:,.0f} | {dense:,.0f} | {beside:,.0f} | {less} | '
                    f'{2 * (dense + beside) / (forward + back + 2 * beside):.2f} |')
   return '\n'.join(lines)
+
+
+def embedding_bytes(config):
+  """What the gradient of embeddings that two stages share takes, each way."""
+  return 4 * config.vocabulary * config.width * config.share_embeddings
 
 
 def main(argv):
@@ -70,7 +82,7 @@ def main(argv):
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/transformer_tables')
   runs = {name: finished(name, changes, workdir) for name, changes in rows().items()}
   print(results(runs))
-  print(traffic(runs))
+  print(traffic(runs, config))
 
 
 if __name__ == '__main__':

@@ -2,6 +2,8 @@
 
 from dct_jax.boundaries.cut import Cut
 from dct_jax.boundaries.pipeline import Stage, chain
+from dct_jax.boundaries.shared import means_apart
 from dct_jax.boundaries.sparse import SparseBoundary, row_mask, row_threshold, sparse_boundary
 
-__all__ = ['Cut', 'SparseBoundary', 'Stage', 'chain', 'row_mask', 'row_threshold', 'sparse_boundary']
+__all__ = ['Cut', 'SparseBoundary', 'Stage', 'chain', 'means_apart', 'row_mask', 'row_threshold',
+           'sparse_boundary']

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from dct_jax.transport.links import Links
 
@@ -45,6 +46,28 @@ class Shared:
 
   def _owners(self, path):
     return [stage for stage in sorted(self._paths) if path in self._paths[stage]]
+
+
+def means_apart(make_mean: Callable[[], optax.GradientTransformation],
+                paths: Sequence[Path]) -> optax.GradientTransformation:
+  """A mean over workers for parameters that other stages have copies of, and another for all others.
+
+  What a compressor does with a layer depends on all that is in the message: the room, offsets, random numbers.
+  In a message of their own, shared parameters are treated alike by all stages, and their copies stay equal.
+
+  Args:
+    make_mean: makes a compressed mean; called once, or twice if there are paths.
+    paths: this stage's shared parameters.
+  """
+  if not paths:
+    return make_mean()
+
+  def kind(path, _):
+    keys = tuple(k.key for k in path)
+    return 'shared' if any(keys[:len(p)] == p for p in paths) else 'own'
+
+  label = lambda tree: jax.tree_util.tree_map_with_path(kind, tree)
+  return optax.multi_transform({'shared': make_mean(), 'own': make_mean()}, label)
 
 
 def _read(message, like):

@@ -160,13 +160,15 @@ class Checkpoints:
     self._saved = step
     return *tree, step
 
-  def mean_params(self, params: Any, mesh: Mesh, last: int = 5) -> Any:
+  def mean_params(self, params: Any, mesh: Mesh, last: int = 5, every: int = 1) -> Any:
     """The mean of the parameters of the last checkpoints, which often does better than any of them.
 
     Args:
       params: for their structure.
       mesh: to place it on.
       last: how many, at most; those that `keep` has kept.
+      every: only steps that are multiples of this, and the newest: what an interrupted run has saved in between
+        would make its mean another one.
 
     Raises:
       FileNotFoundError: if there is no checkpoint.
@@ -175,7 +177,9 @@ class Checkpoints:
     if last < 1:
       raise ValueError(f'last must be at least 1, got {last=}')
     self._find(None)
-    names, steps = list(_named(params, ())), self.steps()[-last:]
+    known = self.steps()
+    names = list(_named(params, ()))
+    steps = [s for s in known if s % every == 0 or s == known[-1]][-last:]
     sums = [np.zeros(x.shape) for x in jax.tree.leaves(params)]
     for step in steps:
       # Orbax reads all or nothing; only parameters are kept.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import runpy
@@ -18,7 +19,7 @@ from dct_jax.train.metrics import read_metrics
 
 FLAGS = flags.FLAGS
 KINDS: dict[type, Callable] = {
-    int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+    int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string, bool: flags.DEFINE_bool}
 COMMON = {'workers': (int, 'Number of workers.'), 'steps': (int, 'Number of steps.'),
           'seed': (int, 'Of the parameters and the order of the data.')}
 _overrides: list[str] = []  # names of the flags that take precedence over the configuration
@@ -32,7 +33,7 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
 
   Args:
     config: path of a file with `get_config(variant)`, which returns a ConfigDict with `workers`.
-    overrides: type (int, float or str) and help text of further settings, by name.
+    overrides: type (int, float, str or bool) and help text of further settings, by name.
   """
   distributed.define_flags()
   flags.DEFINE_string('config', os.fspath(config), 'Configuration file.')
@@ -107,19 +108,40 @@ def once(train_one: Callable, config: Any, directory: pathlib.Path,
 
   Args:
     train_one: as of `main`; a run that was stopped in between goes on from its last checkpoint, if it has any.
-    config: with `steps`. It is the caller's that other settings get another directory.
-    directory: of this run. `seconds` is written beside its log.
+    config: with `steps`.
+    directory: of this run. `config.json` and `seconds` are written beside its log.
     ends_with: what the last line has if the run is complete, beside the last step.
+
+  Raises:
+    ValueError: if the run in that directory had other settings.
   """
+  _keep_settings(config, directory / 'config.json')
   lines = read_metrics(directory) if (directory / 'metrics.jsonl').exists() else []
   if not lines or lines[-1]['step'] < config.steps or (ends_with and ends_with not in lines[-1]):
     if 'resume' in FLAGS:
       FLAGS['resume'].value = True
-    started = time.monotonic()
-    train_one(config, directory)
-    (directory / 'seconds').write_text(f'{time.monotonic() - started:.1f}')
+    spent, started = directory / 'seconds', time.monotonic()
+    before = float(spent.read_text()) if spent.exists() else 0.0
+    try:
+      train_one(config, directory)
+    finally:  # also of a run that goes on later
+      spent.write_text(f'{before + time.monotonic() - started:.1f}')
     lines = read_metrics(directory)
   return lines
+
+
+def _keep_settings(config, path):
+  """Writes them once; a table must not mix runs of different settings."""
+  mine = json.loads(json.dumps(config.to_dict()))
+  if not path.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(mine, indent=1, sort_keys=True) + '\n')
+    return
+  theirs = json.loads(path.read_text())
+  other = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
+  if other:
+    raise ValueError(f'{path.parent} has a run of other settings; take another --workdir: ' + ', '.join(
+        f'{k} was {theirs.get(k)!r}, got {mine.get(k)!r}' for k in other))
 
 
 def choose(config: Any, variants: Mapping[str, Mapping[str, Any]], variant: str) -> Any:

@@ -49,7 +49,8 @@ class Pipeline:
     microbatches: parts of a worker's examples that are on their way at the same time.
     shared: stage -> paths of parameters of which other stages have copies (keys from the outermost in), as
       embeddings that a model uses at both ends. Their gradients are added up over the stages, as they are, so
-      that copies stay equal; `shared_bytes` in the metrics is what that takes.
+      that copies stay equal; `shared_bytes` in the metrics is what that takes. A lossy `tx` needs
+      `boundaries.means_apart` for that, too.
     transport: along the data axis, from `dct_jax.connect`, for the means of metrics.
     timeout: seconds of silence after which another stage counts as gone.
 
@@ -254,7 +255,7 @@ class Pipeline:
     if 'nonfinite' in out:
       out['nonfinite'] = max(metrics['nonfinite'] for metrics in by_stage)
     total = sum(metrics['size'] for metrics in by_stage)
-    if 'density' in out:
+    if all('density' in metrics for metrics in by_stage):
       out['density'] = sum(metrics['density'] * metrics['size'] for metrics in by_stage) / total
     out['dense_bytes'] = 4 * total  # of gradients: a process knows its own stages' parameters only
     del out['size']

@@ -13,7 +13,7 @@ def table(histories: Histories, evaluated: Sequence[str] = ('train_loss', 'test_
 
   Args:
     histories: as `run` or `read_metrics` return them.
-    evaluated: which results of `evaluate` to show, from the last line.
+    evaluated: which results of `evaluate` to show, from the last line; empty where a run has none.
   """
   head = ['', *(name.replace('_', ' ') for name in evaluated), 'encoded B/step', 'compression',
           'sent B/step', 'sent MB']
@@ -28,7 +28,7 @@ def _aligned(rows):
 
 def _row(name, last, evaluated):
   steps = last['step']
-  return [name, *(f'{last["eval/" + key]:.5f}' for key in evaluated),
+  return [name, *(f'{last["eval/" + key]:.5f}' if 'eval/' + key in last else '' for key in evaluated),
           f'{last["total_encoded_bytes"] / steps:,.0f}',
           f'{last["total_dense_bytes"] / last["total_encoded_bytes"]:.1f}x',
           f'{last["total_sent_bytes"] / steps:,.0f}', f'{last["total_sent_bytes"] / 1e6:,.2f}']

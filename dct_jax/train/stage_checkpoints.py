@@ -74,6 +74,6 @@ class StageCheckpoints:
       checkpoints.forget_after(step)
     return params, opt_state, step
 
-  def mean_params(self, params: dict, meshes: Mapping[int, Mesh], last: int = 5) -> dict:
+  def mean_params(self, params: dict, meshes: Mapping[int, Mesh], last: int = 5, every: int = 1) -> dict:
     """As of `Checkpoints`, of every stage of this process."""
-    return {s: c.mean_params(params[s], meshes[s], last) for s, c in self._stages.items()}
+    return {s: c.mean_params(params[s], meshes[s], last, every) for s, c in self._stages.items()}

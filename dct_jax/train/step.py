@@ -225,6 +225,7 @@ def accounts(state: Any) -> dict:
   if servers:
     out['push_bytes'] = sum(m.push_receipt.encoded_bytes for m in servers)
     out['pull_bytes'] = sum(m.pull_receipt.encoded_bytes for m in servers)
+    out['dense_bytes'] = sum(m.dense_bytes for m in servers)
   return out | {name: sum(getattr(m.stats, name) for m in means)
                 for name in ('nonfinite', 'drained')}
 

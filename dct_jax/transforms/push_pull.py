@@ -12,7 +12,7 @@ import optax
 from dct_jax import axes, kernels
 from dct_jax.collectives.owners import Owners
 from dct_jax.compressors import empty_residual
-from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Receipt
+from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Receipt, Room
 from dct_jax.transforms import checks
 from dct_jax.transforms.compressed_mean import POLICIES, Stats, no_receipt, no_stats, stop_if_bad, unless
 from dct_jax.transport import Transport
@@ -32,6 +32,7 @@ class PushPullState(NamedTuple):
   stats: Stats  # of both directions together
   push_receipt: Receipt
   pull_receipt: Receipt
+  dense_bytes: jax.Array  # what a worker would send uncompressed: all values out, its slice back
 
 
 SLICED = ('push_residual', 'push', 'pull_residual', 'pull', 'optimizer')  # of these, arrays differ by worker
@@ -56,7 +57,8 @@ def push_pull(
   that nothing is lost in either; all workers apply the same deltas, and their models stay bitwise equal.
 
   The owners' model, which the optimizer sees, is ahead of the workers' by what is still in the pull residuals:
-  `server_params` has it.
+  `server_params` has it. Parameters should be float32: what is too small to change a narrower one is taken as
+  sent.
 
   Args:
     push: compressor of gradients, in `error_feedback` where it needs that (nothing is drained here). Its
@@ -118,7 +120,8 @@ def push_pull(
         pull_residual=empty_residual(one) if pull.feedback else (), pull=pull.init(one),
         optimizer=optimizer.init(slices), owners=owners.init(push_size, pull_size),
         stats=no_stats(),
-        push_receipt=no_receipt(), pull_receipt=no_receipt())
+        push_receipt=no_receipt(), pull_receipt=no_receipt(),
+        dense_bytes=jnp.float32(4 * (1 + 1 / workers) * sum(x.size for x in layers)))
 
   def update(updates, state, params=None):
     layers, _ = checks.split_layers(updates, None)
@@ -130,8 +133,10 @@ def push_pull(
     one, push_size, pull_size = sizes_of(layers)
     rows = tuple(to_slices(x.astype(jnp.float32), workers) for x in layers)
 
-    room = owners.room(state.owners.push, push_size, workers)._replace(live=live, worker=worker)
-    pushed = jax.vmap(push.compress, in_axes=(0, 0, 0, None))(
+    # Random choices must be independent: each message, out or back, has a number of its own.
+    voices = worker * jnp.uint32(workers) + jnp.arange(workers, dtype=jnp.uint32)
+    room = owners.room(state.owners.push, push_size, workers)._replace(live=live, worker=voices)
+    pushed = jax.vmap(push.compress, in_axes=(0, 0, 0, Room(None, None, None, 0)))(  # type: ignore[arg-type]
         rows, state.push_residual if push.feedback else None, state.push, room)
     one_state = jax.tree.map(lambda x: x[0], state.push)  # what is used of it is equal for all
     arrived = owners.push(pushed.message, lambda m: push.decompress(m, one, one_state), state.owners, push_size)
@@ -140,7 +145,7 @@ def push_pull(
     delta, optimizer_state = _server_step(
         optimizer, arrived.unpacked.layers, bad, state, updates, params, worker, workers)
     room = owners.room(state.owners.pull, pull_size, workers)
-    room = room._replace(words=jnp.where(bad, 0, room.words), worker=worker)
+    room = room._replace(words=jnp.where(bad, 0, room.words), worker=jnp.uint32(workers**2) + worker)
     answer = pull.compress(delta, state.pull_residual if pull.feedback else None, state.pull, room)
     answers = owners.pull(answer.message, lambda m: pull.decompress(m, one, state.pull), arrived, state.owners,
                           push_size, pull_size)
@@ -160,7 +165,7 @@ def push_pull(
                   state.stats.corrupt + corrupt, state.stats.drained)
     new = PushPullState(
         state.step + 1, worker.reshape(1), push_residual, pushed.state, answer.residual or (), answer.state,
-        optimizer_state, answers.state, stats, answers.push, answers.pull)
+        optimizer_state, answers.state, stats, answers.push, answers.pull, state.dense_bytes)
     return checks.merge_layers(updates, None, said, ()), new
 
   return optax.GradientTransformation(init, update)

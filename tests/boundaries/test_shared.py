@@ -1,9 +1,12 @@
 """Parameters with copies in several stages: all get the sum of all gradients, bit for bit the same."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from dct_jax.boundaries.shared import Shared
+import dct_jax
+from dct_jax.boundaries.shared import Shared, means_apart
 from dct_jax.transport.links import local_links
 
 BOTH, TWO = ('params', 'both'), ('params', 'two')
@@ -42,3 +45,29 @@ def test_without_copies_nothing_is_sent():
   shared = Shared({})
   assert shared.tell(0, grads, link) == 0
   assert jax.tree.all(jax.tree.map(lambda a, b: a is b, shared.hear(0, grads, link), grads))
+
+
+@pytest.mark.parametrize('make', [
+    lambda: dct_jax.compressed_mean(dct_jax.qsgd(bits=4, dense_below=0), axis_name='data'),
+    lambda: dct_jax.dct_dp(0.9, 2, 'data', dense_below=0),
+    lambda: dct_jax.compressed_mean(
+        dct_jax.error_feedback(dct_jax.three_lc(1.5, dense_below=0)), axis_name='data')],
+    ids=['qsgd', 'dct', '3lc'])
+def test_copies_stay_equal_though_stages_send_other_layers_beside_them(make):
+  """Stages with the same layer among others of different size; of four steps, workers' gradients differ."""
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+  common = [draw(2, 400) for _ in range(4)]
+  copies = []
+  for size in (50, 3000):
+    tx = means_apart(make, [('params', 'both')])
+    params = {'params': {'a': jnp.zeros(size), 'both': jnp.zeros(400)}}
+    update, state = dct_jax.simulate(tx, params, workers=2)
+    total = jax.tree.map(np.zeros_like, params)
+    for both in common:
+      updates, state = update({'params': {'a': 10 * draw(2, size), 'both': both}}, state, params)
+      total = jax.tree.map(np.add, total, updates)
+    assert np.any(total['params']['a'])
+    copies.append(total['params']['both'])
+  assert np.any(copies[0])
+  np.testing.assert_array_equal(copies[0], copies[1])

@@ -183,6 +183,8 @@ def test_the_mean_of_the_last_checkpoints(tmp_path):
       lambda *x: np.mean(np.stack(x), 0, dtype=np.float64).astype(np.float32), *held)
   for last, held in [(1, seen[3:]), (2, seen[2:]), (9, seen[1:])]:  # of four, three are kept
     assert_same_bits(checkpoints.mean_params(params, p.mesh, last=last), mean(held))
+  # Of steps 2, 3 and 4, the last one always counts.
+  assert_same_bits(checkpoints.mean_params(params, p.mesh, last=9, every=3), mean(seen[2:]))
   with pytest.raises(ValueError, match='last=0'):
     checkpoints.mean_params(params, p.mesh, last=0)
   with pytest.raises(FileNotFoundError):

@@ -7,3 +7,10 @@ def test_evaluations_are_columns_of_the_lines_that_have_them():
   history = [{'step': 10, 'loss': 0.5}, {'step': 20, 'loss': 0.4, 'eval/a': 1.0, 'eval/b': 2.0},
              {'step': 30, 'loss': 0.3, 'eval/a': 3.0, 'eval/b': 4.0}]
   assert report.evaluations(history) == {'step': [20, 30], 'a': [1.0, 3.0], 'b': [2.0, 4.0]}
+
+
+def test_what_a_run_has_no_result_of_stays_empty():
+  last = {'step': 2, 'eval/a': 0.5, 'total_encoded_bytes': 20, 'total_dense_bytes': 40, 'total_sent_bytes': 60}
+  head, row = report.table({'run': [last]}, ('a', 'b')).splitlines()
+  assert head.split()[:2] == ['a', 'b']
+  assert row.split() == ['run', '0.50000', '10', '2.0x', '30', '0.00']
