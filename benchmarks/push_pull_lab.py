@@ -49,7 +49,7 @@ def real_gradients(loss_fn, variables, batches, mesh, count=4):
   return [jax.block_until_ready(compute(variables, next(batches))) for _ in range(count)]
 
 
-def exchange_alone(tx, variables, state, specs, mesh, gradients):
+def exchange_alone(tx, variables, state, specs, mesh, gradients, period):
   """The optimizer's step with given gradients: compression, two exchanges, SGD."""
   def step(variables, state, grads):
     updates, state = tx.update(jax.tree.map(lambda x: x[0], grads), state, variables)
@@ -63,7 +63,7 @@ def exchange_alone(tx, variables, state, specs, mesh, gradients):
     *held[:], metrics = compiled(*held, gradients[count[0] % len(gradients)])
     return metrics
 
-  return turns.Contender(advance)
+  return turns.Contender(advance, period=period)
 
 
 def worker():
@@ -78,11 +78,12 @@ def worker():
   batches = resnet_cifar.make_batches(data, config, mesh, 0)
   gradients, group = None, {}
   for name in DESIGNS.value:
-    tx = resnet_designs.make_optimizer(experiment.config_of(name), transport)
+    design = experiment.config_of(name)
+    tx = resnet_designs.make_optimizer(design, transport)
     variables, state, specs = dct_jax.init(tx, first, mesh)
     if PART.value == 'exchange':
       gradients = gradients or real_gradients(loss_fn, variables, batches, mesh)
-      group[name] = exchange_alone(tx, variables, state, specs, mesh, gradients)
+      group[name] = exchange_alone(tx, variables, state, specs, mesh, gradients, design.local_steps)
       continue
     step, held = train.make_step(loss_fn, tx, mesh, specs, transport=transport), [variables, state]
 
@@ -90,7 +91,7 @@ def worker():
       *held[:], metrics = step(*held, batch)
       return metrics
 
-    group[name] = turns.Contender(advance, lambda: (next(batches),))
+    group[name] = turns.Contender(advance, lambda: (next(batches),), design.local_steps)
   turns.take_turns(group, ROUNDS.value, BLOCK.value, lambda name: 2 if name == 'float32' else WARM_UP.value)
   told = ('sent_bytes', 'push_bytes', 'pull_bytes')
   values = sum(x.size for x in jax.tree.leaves(first))

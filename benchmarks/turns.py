@@ -24,10 +24,12 @@ class Contender:
   Args:
     advance: takes one step, and returns its metrics.
     unmeasured: called before the clock starts, for what is no part of a step (the next batch).
+    period: steps after which they repeat themselves, as when only every second one exchanges anything. Their
+      mean is what a step takes; a block's counted steps are to be a multiple of it.
   """
 
-  def __init__(self, advance: Callable[..., Mapping], unmeasured: Callable = lambda: ()):
-    self._advance, self._unmeasured = advance, unmeasured
+  def __init__(self, advance: Callable[..., Mapping], unmeasured: Callable = lambda: (), period: int = 1):
+    self._advance, self._unmeasured, self._period = advance, unmeasured, period
     self.times, self.metrics, self.network, self.busy = [], [], [], []
 
   def step(self, timed: bool) -> None:
@@ -44,9 +46,10 @@ class Contender:
     return statistics.mean(m.get(name, 0.0) for m in self.metrics)
 
   def summary(self) -> dict[str, float]:
-    """Means over processes, of what each has seen: seconds are medians over steps."""
+    """Means over processes, of what each has seen: seconds are medians over steps, or over periods of them."""
     seconds = sum(self.times)
-    seen = np.array([statistics.median(self.times), sum(self.busy) / seconds, *np.mean(self.network, axis=0),
+    each = np.reshape(self.times, (-1, self._period)).mean(axis=1)
+    seen = np.array([statistics.median(each), sum(self.busy) / seconds, *np.mean(self.network, axis=0),
                      np.sum(self.network, axis=0)[0] / seconds])
     means = np.mean(multihost_utils.process_allgather(seen).reshape(-1, 5), axis=0)
     names = ('seconds', 'busy', 'interface_bytes', 'payload_bytes', 'rate')
