@@ -229,3 +229,19 @@ def test_a_checkpoint_restores_it_bit_for_bit(tmp_path):
   _, mesh, params, state, specs = start(4)
   with pytest.raises(ValueError, match='slices of push_pull .* cannot be restored onto another number'):
     train.Checkpoints(tmp_path, {}).restore(params, state, specs, mesh)
+
+
+def test_every_message_is_rounded_with_random_numbers_of_its_own():
+  """Else owners would round their deltas as their own push was rounded, and means were not right any more."""
+  half = jnp.linspace(-1, 1, 200)
+  random, plain = dct_jax.stochastic_ternary(dense_below=0), dct_jax.cast('float32')
+
+  def said(push, pull, grad, workers):
+    tx = dct_jax.push_pull(push, pull, optax.sgd(1.0), 'data', workers=workers)
+    update, state = dct_jax.simulate(tx, grad, workers=workers)
+    return np.asarray(update(jnp.stack([grad] * workers), state, grad)[0])
+
+  first, second = np.split(said(random, plain, jnp.tile(half, 2), 2), 2)  # of two owners, with the same gradient
+  assert np.mean(first != second) > 0.2
+  out, back = said(random, plain, half, 1), said(plain, random, half, 1)
+  assert np.mean(out != back) > 0.2
