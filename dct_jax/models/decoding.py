@@ -61,8 +61,9 @@ def beam_search(model: Transformer, max_len: MaxLen, beam: int = 5, length_penal
   none that lives can become better than the best that has, were all its further words of probability 1
   up to the largest length: fewer than `beam` may come back then. `PAD` and `BOS` are never written.
 
-  fairseq's search is the same, up to two things: it does not look at what can still become better, and of more
-  than `beam` finished hypotheses it keeps the first ones where this keeps the best.
+  fairseq's search is the same, up to three things: it does not look at what can still become better, of more
+  than `beam` finished hypotheses it keeps the first ones where this keeps the best, and it never begins with
+  `EOS` where this may find that the best translation is none.
 
   Args:
     model: whose parameters are to be used.
