@@ -23,6 +23,7 @@ def base():
   config.seed = 0
   config.compressor = 'float32'  # see experiments/resnet_designs.py
   config.multiplier = 1.0  # sparsity multiplier of 3LC
+  config.pull_multiplier = 0.0  # of what comes back; 0: the same, as in the paper
   config.zero_runs = True  # zero-run encoding, of 3LC
   config.local_steps = 1  # gradients of which the sum is exchanged
   config.sparsity = 0.99
@@ -42,6 +43,7 @@ VARIANTS = {
     'local2': {'local_steps': 2},
     '3lc': {'compressor': 'three_lc'},
     **{f'3lc_{int(100 * s)}': {'compressor': 'three_lc', 'multiplier': s} for s in (1.5, 1.75, 1.9)},
+    '3lc_175_pull_100': {'compressor': 'three_lc', 'multiplier': 1.75, 'pull_multiplier': 1.0},
     '3lc_no_zero_runs': {'compressor': 'three_lc', 'zero_runs': False},
     'dct': {'compressor': 'dct'},
 }

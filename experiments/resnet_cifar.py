@@ -30,6 +30,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/resnet_cifa
     'learning_rate': (float, 'Of one worker, multiplied by their number; it decays to 1% with a cosine.'),
     'warmup': (float, 'Share of the steps in which the learning rate grows from 0.'),
     'multiplier': (float, 'Sparsity multiplier of 3LC, in [1, 2).'),
+    'pull_multiplier': (float, 'The same of what comes back from the owners; 0 takes --multiplier.'),
     'sparsity': (float, 'Share of each layer that stays behind, of dct.'),
     'lifespan': (int, 'Steps for which a threshold is kept, of dct.'),
     'evaluated': (int, 'Rows of either set that the losses are of.'),

@@ -16,8 +16,8 @@ def small(config):
   return -(-widest // config.workers) + 1
 
 
-def compressors(config):
-  """Name -> compressor of pushes and of pulls, as the paper's section 4.2 has them."""
+def compressors(config, multiplier):
+  """Name -> compressor of pushes or of pulls, as the paper's section 4.2 has them."""
   feedback, whole = dct_jax.error_feedback, small(config)
   return {
       'float32': lambda: dct_jax.cast('float32'),
@@ -26,7 +26,7 @@ def compressors(config):
       'one_bit': lambda: feedback(dct_jax.one_bit(dense_below=whole)),
       'sparse': lambda: feedback(dct_jax.sampled_top_k(0.05, seed=config.seed, dense_below=whole)),
       'three_lc': lambda: feedback(
-          dct_jax.three_lc(config.multiplier, dense_below=whole, zero_runs=config.zero_runs)),
+          dct_jax.three_lc(multiplier, dense_below=whole, zero_runs=config.zero_runs)),
   }
 
 
@@ -43,13 +43,14 @@ def make_optimizer(config, transport=None):
   apart = optax.multi_transform(by_kind, lambda tree: {k: k for k in tree})
   if config.compressor == 'dct':
     return optax.chain(dct_jax.dct_dp(config.sparsity, config.lifespan, 'data', mask=is_kernel), apart)
-  known = compressors(config)
+  known = compressors(config, config.multiplier)
   if config.compressor not in known:
     raise ValueError(f'compressor must be one of {("dct", *known)}, got {config.compressor=}')
-  make = known[config.compressor]
+  push = known[config.compressor]()
+  pull = compressors(config, config.pull_multiplier or config.multiplier)[config.compressor]()
   # One rung: as in the paper, a message is never cut short, also between devices of one process.
   server = dct_jax.push_pull(
-      make(), make(), apart, 'data', workers=config.workers, rungs=1, transport=transport)
+      push, pull, apart, 'data', workers=config.workers, rungs=1, transport=transport)
   if config.local_steps == 1:
     return server
   # The paper's are accumulated, not averaged.

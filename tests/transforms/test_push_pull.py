@@ -241,7 +241,7 @@ def test_every_message_is_rounded_with_random_numbers_of_its_own():
     update, state = dct_jax.simulate(tx, grad, workers=workers)
     return np.asarray(update(jnp.stack([grad] * workers), state, grad)[0])
 
-  first, second = np.split(said(random, plain, jnp.tile(half, 2), 2), 2)  # of two owners, with the same gradient
+  first, second = np.split(said(random, plain, jnp.tile(half, 2), 2), 2)  # two owners with the same gradient
   assert np.mean(first != second) > 0.2
   out, back = said(random, plain, half, 1), said(plain, random, half, 1)
   assert np.mean(out != back) > 0.2
