@@ -97,11 +97,11 @@ def augment(images: np.ndarray, seed: int, step: int, worker: int, *, flip: bool
   n, height, width, _ = images.shape
   margin = height // 8
   rng = np.random.default_rng([seed, step, worker])
-  y, x = rng.integers(0, 2 * margin + 1, (2, n))
-  mirrored = rng.integers(0, 2, n) * flip
+  corners = rng.integers(0, 2 * margin + 1, (2, n)).T.tolist()
+  mirrored = rng.integers(0, 2, n).astype(bool) & flip
   padded = np.pad(images, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
   out = np.empty_like(images)
-  for i in range(n):  # a slice at a time: ten times as fast as to gather pixels
-    crop = padded[i, y[i]:y[i] + height, x[i]:x[i] + width]
+  for i, (y, x) in enumerate(corners):  # a slice at a time: ten times as fast as to gather pixels
+    crop = padded[i, y:y + height, x:x + width]
     out[i] = crop[:, ::-1] if mirrored[i] else crop
   return out

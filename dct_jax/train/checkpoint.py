@@ -183,9 +183,9 @@ class Checkpoints:
     sums = [np.zeros(x.shape) for x in jax.tree.leaves(params)]
     for step in steps:
       # Orbax reads all or nothing; only parameters are kept.
-      every = self._read(step, {k: _target(v, None) for k, v in self._notes(step)['arrays'].items()})
+      arrays = self._read(step, {k: _target(v, None) for k, v in self._notes(step)['arrays'].items()})
       for total, name in zip(sums, names, strict=True):
-        total += every[name]
+        total += arrays[name]
     leaves = [(x / len(steps)).astype(p.dtype) for x, p in zip(sums, jax.tree.leaves(params), strict=True)]
     return replicate(jax.tree.unflatten(jax.tree.structure(params), leaves), mesh)
 
