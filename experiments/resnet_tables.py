@@ -10,11 +10,11 @@ import json
 import pathlib
 import sys
 
-import matplotlib.figure
 import resnet_cifar
 from absl import app, flags
+from resnet_figures import draw_bits, draw_runtime, draw_times, figure
 
-from dct_jax.train import experiment, report
+from dct_jax.train import experiment
 
 DESIGNS = flags.DEFINE_list('designs', [
     'float32', 'int8', 'ternary', 'one_bit', 'sparse', 'local2', '3lc', '3lc_150', '3lc_175', '3lc_190'],
@@ -23,7 +23,6 @@ SHARES = flags.DEFINE_list('shares', ['100', '25', '50', '75'],
                            'Percent of --steps; tables have the first.')
 TIMES = flags.DEFINE_string('times', None,
                             'JSON: rate -> design -> seconds a step, for the table and accuracy over time.')
-RUNTIME = ('float32', 'ternary', 'sparse', 'local2', '3lc')  # designs of Figure 4
 
 
 def finished(design, percent, workdir):
@@ -58,52 +57,6 @@ def tables(runs, times):
   return '\n'.join(rows)
 
 
-def figure(path, title, panels, draw):
-  sheet = matplotlib.figure.Figure(figsize=(5 * panels, 4), layout='constrained', dpi=120)
-  axes = sheet.subplots(1, panels, squeeze=False)[0]
-  draw(axes)
-  for one in axes:
-    one.grid(alpha=0.3)
-    one.legend(fontsize='small')
-  sheet.suptitle(title)
-  sheet.savefig(path)
-  print(f'figure: {path}')
-
-
-def draw_times(runs, times):
-  """Figures 3 and 5: accuracy of a number of steps against the time that these take."""
-  def draw(axes):
-    for one, (rate, seconds) in zip(axes, times.items(), strict=True):
-      for name in (n for n in DESIGNS.value if n in seconds):
-        points = [(lines[-1]['step'] * seconds[name] / 60, 100 * lines[-1]['eval/test_accuracy'])
-                  for (design, _), lines in runs.items() if design == name]
-        one.plot(*zip(*sorted(points), strict=True), marker='o', markersize=3, label=name)
-      one.set(xlabel='minutes', ylabel='test accuracy %', title=rate, xscale='log')
-  return draw
-
-
-def draw_runtime(full):
-  """Figure 4."""
-  def draw(axes):
-    for name in (n for n in RUNTIME if n in full):
-      axes[0].plot(*zip(*((x['step'], x['loss']) for x in full[name]), strict=True), label=name, linewidth=0.8)
-      seen = report.evaluations(full[name])
-      axes[1].plot(seen['step'], [100 * x for x in seen['test_accuracy']], marker='o', markersize=3, label=name)
-    axes[0].set(xlabel='step', ylabel='training loss', yscale='log')
-    axes[1].set(xlabel='step', ylabel='test accuracy %')
-  return draw
-
-
-def draw_bits(full):
-  def draw(axes):
-    for one, name in zip(axes, ('3lc', '3lc_175'), strict=True):
-      steps, pushed, pulled = bits(name, full[name])
-      one.plot(steps, pushed, label='pushes')
-      one.plot(steps, pulled, label='pulls')
-      one.set(xlabel='step', ylabel='bits a value', title=name, ylim=(0, None))
-  return draw
-
-
 def main(argv):
   del argv
   experiment.begin(experiment.config_of('float32').workers)
@@ -113,10 +66,10 @@ def main(argv):
   times = json.loads(pathlib.Path(TIMES.value).read_text()) if TIMES.value else {}
   print(tables(full, times))
   figure(workdir / 'figure4.png', 'during a run', 2, draw_runtime(full))
-  if {'3lc', '3lc_175'} <= full.keys():
-    figure(workdir / 'figure6.png', 'size of what is sent', 2, draw_bits(full))
+  if sizes := {name: bits(name, full[name]) for name in ('3lc', '3lc_175') if name in full}:
+    figure(workdir / 'figure6.png', 'size of what is sent', len(sizes), draw_bits(sizes))
   if times:
-    figure(workdir / 'figure3.png', 'steps of 25, 50, 75 and 100%', len(times), draw_times(runs, times))
+    figure(workdir / 'figure3.png', 'steps of 25, 50, 75 and 100%', len(times), draw_times(runs, times, DESIGNS.value))
 
 
 if __name__ == '__main__':
