@@ -69,7 +69,9 @@ def main(argv):
   if sizes := {name: bits(name, full[name]) for name in ('3lc', '3lc_175') if name in full}:
     figure(workdir / 'figure6.png', 'size of what is sent', len(sizes), draw_bits(sizes))
   if times:
-    figure(workdir / 'figure3.png', 'steps of 25, 50, 75 and 100%', len(times), draw_times(runs, times, DESIGNS.value))
+    shares = ', '.join(sorted(SHARES.value, key=int))
+    figure(workdir / 'figure3.png', f'runs of {shares}% of the steps', len(times),
+           draw_times(runs, times, DESIGNS.value))
 
 
 if __name__ == '__main__':
