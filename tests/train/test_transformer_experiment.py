@@ -82,6 +82,17 @@ def test_stages_learn_what_one_piece_does_with_shared_embeddings(text, tmp_path)
 
 
 @pytest.mark.slow
+def test_stages_in_processes_report_losses(text, tmp_path):
+  done = run(f'--data={text}', '--method=mp3', '--splits=enc1,dec2', '--steps=2', '--stages=3',
+             '--launch=processes', f'--workdir={tmp_path}')
+  assert done.returncode == 0, done.stdout
+  assert 'no BLEU: no process has the whole model' in done.stdout
+  last = read_metrics(tmp_path / 'mp3')[-1]
+  assert last['step'] == 2 and last['eval/test_nll'] > 0 and 'eval/test_bleu' not in last
+  assert '[0] mp3' in done.stdout  # the table
+
+
+@pytest.mark.slow
 def test_another_compressor_and_the_full_size_model_take_steps(text, tmp_path):
   done = run(f'--data={text}', '--method=3lc', '--workers=2', '--steps=3', f'--workdir={tmp_path / "3lc"}',
              '--width=64', '--hidden=128')  # layers below 1,024 entries travel whole
