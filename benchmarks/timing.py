@@ -47,7 +47,7 @@ def donated(function, e, gradients):
   Args:
     function: (residual, gradient) -> (residual, anything).
     e: the first residual, an array or a tree of them.
-    gradients: used in turn; they should add up to zero, or the residual grows from call to call.
+    gradients: used in turn. What is never sent of them grows from call to call, unless they add up to zero.
   """
   compiled = jax.jit(function, donate_argnums=(0,))
   held, turns = [jax.tree.map(jnp.copy, e)], itertools.cycle(gradients)

@@ -59,20 +59,16 @@ def traffic(runs, config):
     cuts = sorted(k.split('/')[0] for k in log[-1] if k.endswith('/forward_bytes'))
     parts = {cut: np.array([statistics.mean(line[f'{cut}/{what}_bytes'] for line in log)
                             for what in ('forward', 'backward', 'dense', 'beside')]) for cut in cuts}
-    if any(cut.startswith('dec') for cut in cuts):  # two stages then have the decoder's embeddings
-      parts['embeddings'] = np.array([0, 0, 0, embedding_bytes(config)])
-    if cuts:
+    if config.share_embeddings and any(cut.startswith('dec') for cut in cuts):
+      # Two stages have the decoder's embeddings then, and add their gradients up.
+      parts['embeddings'] = np.array([0, 0, 0, 4 * config.vocabulary * config.width])
+    if len(parts) > 1:
       parts['all'] = sum(parts.values())
     for cut, (forward, back, dense, beside) in parts.items():
       less = f'{2 * dense / (forward + back):.1f}' if dense else ''
       lines.append(f'| {name} | {cut} | {forward:,.0f} | {back:,.0f} | {dense:,.0f} | {beside:,.0f} | {less} | '
                    f'{2 * (dense + beside) / (forward + back + 2 * beside):.2f} |')
   return '\n'.join(lines)
-
-
-def embedding_bytes(config):
-  """What the gradient of embeddings that two stages share takes, each way."""
-  return 4 * config.vocabulary * config.width * config.share_embeddings
 
 
 def main(argv):

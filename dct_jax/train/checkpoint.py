@@ -236,12 +236,17 @@ def _workers(opt_state):
   return meshes[0][0].size if meshes else 1
 
 
+def differing(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+  """Keys of what two configurations do not have in common."""
+  return [key for key in sorted(saved.keys() | mine.keys())
+          if key not in saved or key not in mine or saved[key] != mine[key]]
+
+
 def _compare_configs(saved, mine):
-  for key in sorted(set(saved) | set(mine)):
-    if key not in saved or key not in mine or saved[key] != mine[key]:
-      raise ValueError(
-          f'the checkpoint was made with another configuration: {key!r} was '
-          f'{saved.get(key, "not there")!r}, got {mine.get(key, "nothing")!r}')
+  for key in differing(saved, mine):
+    raise ValueError(
+        f'the checkpoint was made with another configuration: {key!r} was '
+        f'{saved.get(key, "not there")!r}, got {mine.get(key, "nothing")!r}')
 
 
 def _compare_arrays(saved, mine, own, old, new):

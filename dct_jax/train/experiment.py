@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from dct_jax.train import distributed, launch, report
+from dct_jax.train import checkpoint, distributed, launch, report
 from dct_jax.train.metrics import read_metrics
 
 FLAGS = flags.FLAGS
@@ -138,8 +138,7 @@ def _keep_settings(config, path):
     path.write_text(json.dumps(mine, indent=1, sort_keys=True) + '\n')
     return
   theirs = json.loads(path.read_text())
-  other = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
-  if other:
+  if other := checkpoint.differing(theirs, mine):
     raise ValueError(f'{path.parent} has a run of other settings; take another --workdir: ' + ', '.join(
         f'{k} was {theirs.get(k)!r}, got {mine.get(k)!r}' for k in other))
 

@@ -257,6 +257,8 @@ class Pipeline:
     total = sum(metrics['size'] for metrics in by_stage)
     if all('density' in metrics for metrics in by_stage):
       out['density'] = sum(metrics['density'] * metrics['size'] for metrics in by_stage) / total
+    else:  # the last stage's own would pass for that of all
+      out = {k: v for k, v in out.items() if not k.startswith('density')}
     out['dense_bytes'] = 4 * total  # of gradients: a process knows its own stages' parameters only
     del out['size']
     return {k: np.float64(v) for k, v in out.items()}
