@@ -46,6 +46,7 @@ class Answers(NamedTuple):
 
   parts: Any  # of each owner's answer, with a leading axis of owners
   nonfinite: jax.Array  # uint32: workers whose gradient was not finite
+  unsound: jax.Array  # uint32: owners whose answer was not finite, and so is left out
   corrupt: jax.Array  # uint32: messages that failed their checks
   push: Receipt
   pull: Receipt
@@ -130,10 +131,11 @@ class Owners:
     all_pulls = every(heads.length) + NOTE * workers
     pull = self._receipt(all_pulls, all_pulls * (workers - 1), every(heads.missing), every(unpacked.entries),
                          state.pull, size, workers, 1)
+    unsound = every(heads.nonfinite)
     called_off = nonfinite[0] > 0  # such a step says nothing about the next one
     new = OwnersState(jnp.where(called_off, state.push, jnp.max(wanted)),
-                      jnp.where(called_off, state.pull, jnp.max(heads.wanted)))
-    return Answers(unpacked.layers, nonfinite[0], every(corrupt) + every(bad), push, pull, new)
+                      jnp.where(called_off | (unsound > 0), state.pull, jnp.max(heads.wanted)))
+    return Answers(unpacked.layers, nonfinite[0], unsound, every(corrupt) + every(bad), push, pull, new)
 
   def _receipt(self, encoded, crossing, missing, entries, wanted, size, workers, messages) -> Receipt:
     """Of one worker; `encoded` and the others are words of all of them, `messages` what one puts in."""

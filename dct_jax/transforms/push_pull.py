@@ -69,7 +69,8 @@ def push_pull(
     axis_name: mapped axis of the workers; None for a single one.
     workers: how many there are; the state has their slices from the beginning.
     nonfinite: what to do when a gradient has a NaN or an infinity: 'skip', 'raise' or 'pass', as of
-      `compressed_mean`. The optimizer's state never sees it.
+      `compressed_mean`. The optimizer's state never sees it. If an owner's optimizer makes one itself, its slice
+      stays as it was in this step (those pushes are lost), the optimizer's state of the slice, too, and it counts.
     rungs: message lengths to compile for either direction.
     transport: from `dct_jax.connect`; messages then travel as long as they are.
 
@@ -144,24 +145,29 @@ def push_pull(
     bad = jnp.sum(arrived.heads.nonfinite) > 0
     delta, optimizer_state = _server_step(
         optimizer, arrived.unpacked.layers, bad, state, updates, params, worker, workers)
-    room = owners.room(state.owners.pull, pull_size, workers)
+    sound = kernels.all_finite(delta).reshape(())  # an optimizer may make NaN of finite gradients, too
+    room = owners.room(state.owners.pull, pull_size, workers)._replace(live=sound)
     room = room._replace(words=jnp.where(bad, 0, room.words), worker=jnp.uint32(workers**2) + worker)
     answer = pull.compress(delta, state.pull_residual if pull.feedback else None, state.pull, room)
     answers = owners.pull(answer.message, lambda m: pull.decompress(m, one, state.pull), arrived, state.owners,
                           push_size, pull_size)
 
     called_off = answers.nonfinite > 0  # the same number as `bad`, but known to be equal everywhere
+    # Numbers that count steps are of all owners, and go on together.
+    undone = lambda x: called_off | (sound == 0) if jnp.ndim(x) else called_off
     optimizer_state = jax.tree.map(
-        lambda old, new: jnp.where(called_off, old, new), state.optimizer, optimizer_state)
+        lambda old, new: jnp.where(undone(old), old, new), state.optimizer, optimizer_state)
     push_residual: tuple[jax.Array, ...] = ()
     if pushed.residual is not None:
       mode = jnp.where(called_off, TAKE_BACK, KEEP)
       push_residual = jax.vmap(push.settle, in_axes=(None, 0, 0, 0))(
           mode, pushed.message, pushed.residual, state.push)
-    corrupt = stop_if_bad(answers, nonfinite)
-    said = [unless(called_off, from_slices(x, like.shape), nonfinite)
+    count = answers.nonfinite + answers.unsound
+    corrupt = stop_if_bad(answers._replace(nonfinite=count), nonfinite)
+    spoilt = count > 0 if nonfinite == 'pass' else called_off  # an unsound slice is 0 already
+    said = [unless(spoilt, from_slices(x, like.shape), nonfinite)
             for x, like in zip(answers.parts, layers, strict=True)]
-    stats = Stats(_together(answers.push, answers.pull), state.stats.nonfinite + answers.nonfinite,
+    stats = Stats(_together(answers.push, answers.pull), state.stats.nonfinite + count,
                   state.stats.corrupt + corrupt, state.stats.drained)
     new = PushPullState(
         state.step + 1, worker.reshape(1), push_residual, pushed.state, answer.residual or (), answer.state,

@@ -178,6 +178,35 @@ def test_a_nan_stops_nothing_and_spoils_nothing():
     np.testing.assert_array_equal(after.push_residual[i][1], state.push_residual[i][1])
 
 
+@pytest.mark.parametrize('policy', ['skip', 'pass', 'raise'])
+def test_a_nan_of_the_owners_optimizer_costs_its_slice_one_step(policy):
+  touchy = optax.stateless(lambda grads, _: jax.tree.map(lambda g: jnp.where(g > 50, jnp.nan, -g), grads))
+  counted = optax.chain(touchy, optax.trace(0.5))
+  tx = dct_jax.push_pull(ternary(), ternary(), counted, 'data', workers=2, nonfinite=policy)
+  params = {'a': jnp.zeros(40)}
+  update, state = dct_jax.simulate(tx, params, 2)
+  good = {'a': jnp.tile(jnp.linspace(-1.0, 1.0, 40), (2, 1))}
+  _, state = update(good, state, params)
+  much = {'a': good['a'].at[:, 0].set(100.0)}  # finite; in the first owner's slice
+  if policy == 'raise':
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match='finite'):
+      jax.block_until_ready(update(much, state, params))
+    return
+  updates, after = update(much, state, params)
+  assert after.stats.nonfinite == 1
+  if policy == 'pass':
+    assert jnp.isnan(updates['a']).all()
+  else:
+    assert not updates['a'][:20].any() and updates['a'][20:].any()
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((after.optimizer, after.pull_residual)))
+  for old, new in zip(jax.tree.leaves((state.optimizer, state.pull_residual)),
+                      jax.tree.leaves((after.optimizer, after.pull_residual)), strict=True):
+    np.testing.assert_array_equal(new[0], old[0])  # the first owner's, as if the step had not been
+    assert (np.asarray(new[1]) != np.asarray(old[1])).any()
+  updates, after = update(good, after, params)
+  assert jnp.isfinite(updates['a']).all() and updates['a'][:20].any() and after.stats.nonfinite == 1
+
+
 def test_two_local_steps():
   """Accumulated, not averaged: half as many exchanges, each of both gradients."""
   inner = dct_jax.push_pull(dct_jax.cast('float32'), dct_jax.cast('float32'), optax.sgd(0.1), 'data', workers=2)
