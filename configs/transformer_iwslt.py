@@ -35,6 +35,7 @@ def base():
   config.label_smoothing = 0.1
   config.weight_decay = 1e-4
   config.decay = 'l2'  # in the gradient, as of PyTorch's Adam; 'decoupled' as of AdamW, and of fairseq's Adam
+  config.adam = 'mean'  # of gradients; 'local': each worker has its own, of which the updates are averaged
   config.seed = 0
   config.compressor = 'dense'  # of gradients: see experiments/transformer_optimizer.py
   config.dp_sparsity = 0.99

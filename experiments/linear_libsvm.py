@@ -31,7 +31,7 @@ load = functools.cache(linear_sets.load_linear)
 
 def place(windows, mesh):
   """Every batch on its devices: each worker keeps its share of the rows in memory, as in MPI-OPT."""
-  mine = [i for i, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
+  mine = train.local_workers(mesh)
   made = (entries.batch(windows, mine, s) for s in range(windows.steps))
   return [train.shard_batch(linear.Batch(**batch), mesh) for batch in made]
 

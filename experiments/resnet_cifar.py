@@ -9,7 +9,6 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import resnet_designs
 from absl import app, logging
@@ -47,16 +46,11 @@ def load(config):
   return cifar.digits()
 
 
-def make_batches(data, config, mesh, step):
-  """Every epoch in an order of its own; crops by step and worker. A resumed run goes on in both."""
-  rows = config.batch * config.workers
-  each = len(data['x']) // rows
-  while True:
-    order = np.random.default_rng([config.seed, step // each]).permutation(len(data['x']))
-    mine = order[step % each * rows:][:rows].reshape(config.workers, -1)
-    x = [cifar.augment(data['x'][r], config.seed, step, w, flip=bool(config.data)) for w, r in enumerate(mine)]
-    yield train.share_batch({'x': np.concatenate(x), 'y': data['y'][mine.reshape(-1)]}, mesh)
-    step += 1
+def make_batches(data, config, mesh, start):
+  """Batches for the workers of this process, on their devices, from step `start` on."""
+  made = cifar.batches(data, config.batch, config.workers, config.seed, start, mine=train.local_workers(mesh),
+                       flip=bool(config.data))
+  return (train.shard_batch(batch, mesh) for batch in made)
 
 
 def make_evaluate(measure, data, config, mesh):

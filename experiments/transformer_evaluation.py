@@ -47,8 +47,8 @@ class Evaluation:
     return out
 
   def at_the_end(self, params, state=None):
-    """Losses of all sets; BLEU of the test set with beam search; names as in the log."""
-    out = {k: v for name in self._pairs for k, v in self._losses(params, state, name).items()}
+    """What is seen on the way, and of the test set losses and BLEU with beam search; names as in the log."""
+    out = self.on_the_way(params, state) | self._losses(params, state, 'test')
     whole = _whole(params)
     if whole is None:
       logging.warning('no BLEU: no process has the whole model')

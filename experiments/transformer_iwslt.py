@@ -38,6 +38,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
     'learning_rate': (float, 'The highest one, at the end of the warm-up.'),
     'warmup': (int, 'Steps.'),
     'decay': (str, "Of weights: 'l2', in the gradient that Adam sees, or 'decoupled', as in AdamW."),
+    'adam': (str, "Adam sees the 'mean' of gradients; or 'local' ones, and its updates are averaged."),
     'label_smoothing': (float, 'Share of a label that all other words have together.'),
     'compressor': (str, 'Of gradients: dense, dct, 3lc, top_k or qsgd.'),
     'dp_sparsity': (float, 'Share of the gradients that stays behind, of dct and top_k.'),

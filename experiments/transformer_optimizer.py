@@ -26,12 +26,21 @@ def make_mean(config, transport, shared=()):
 
 
 def make_optimizer(config, transport, shared=()):
-  """Adam, after a warm-up with the inverse square root of the step."""
+  """Adam, after a warm-up with the inverse square root of the step.
+
+  With `config.adam` of 'mean' it sees the mean of the workers' gradients, as everybody has it. With 'local'
+  each worker has an Adam of its own, and what is averaged (and compressed) are their updates.
+  """
   warmup = max(config.warmup, 1)
   rate = lambda step: config.learning_rate * jnp.minimum((step + 1) / warmup, jnp.sqrt(warmup / (step + 1)))
   decays = {'l2': (config.weight_decay, 0.0), 'decoupled': (0.0, config.weight_decay)}
   if config.decay not in decays:
     raise ValueError(f'decay must be one of {tuple(decays)}, got {config.decay=}')
   l2, decoupled = decays[config.decay]
-  return optax.chain(make_mean(config, transport, shared), optax.add_decayed_weights(l2),
-                     optax.adamw(rate, b1=0.9, b2=0.98, weight_decay=decoupled))
+  mean = make_mean(config, transport, shared)
+  adam = optax.chain(optax.add_decayed_weights(l2), optax.scale_by_adam(b1=0.9, b2=0.98))
+  orders = {'mean': (mean, adam), 'local': (adam, mean)}
+  if config.adam not in orders:
+    raise ValueError(f'adam must be one of {tuple(orders)}, got {config.adam=}')
+  return optax.chain(*orders[config.adam], optax.add_decayed_weights(decoupled),
+                     optax.scale_by_learning_rate(rate))

@@ -1,9 +1,12 @@
-"""CIFAR-10 from its own binary files, a small stand-in that needs no files, and their random crops."""
+"""CIFAR-10 from its own binary files, a small stand-in that needs no files, and batches of random crops."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import pathlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -80,6 +83,40 @@ def normalize(data: dict[str, Set]) -> dict[str, Set]:
   x = data['train']['x']
   mean, deviation = (f(x, (0, 1, 2), dtype=np.float64).astype(np.float32) for f in (np.mean, np.std))
   return {name: part | {'x': (part['x'] - mean) / deviation} for name, part in data.items()}
+
+
+def batches(data: Set, size: int, workers: int, seed: int, start: int = 0, *, mine: Sequence[int],
+            flip: bool) -> Iterator[Set]:
+  """Batches for ever, augmented: every epoch in an order of its own, crops by step and worker.
+
+  They depend on the arguments alone, so that a resumed run goes on as if it had not stopped, and processes
+  make those of their own workers only.
+
+  Args:
+    data: 'x' and 'y'.
+    size: images of a worker.
+    workers: of all processes; what is left of an epoch without a batch for each of them is left out.
+    seed: of the run.
+    start: step of the first batch.
+    mine: workers whose images are made, one after the other.
+    flip: as of `augment`.
+
+  Raises:
+    ValueError: if there are fewer images than a step takes.
+  """
+  rows, here = size * workers, list(mine)
+  each = len(data['x']) // rows
+  if not each:
+    raise ValueError(f'a step of {workers=} takes {rows} images, got {len(data["x"])}')
+
+  @functools.lru_cache(maxsize=1)
+  def order(epoch):
+    return np.random.default_rng([seed, epoch]).permutation(len(data['x']))
+
+  for step in itertools.count(start):
+    rows_of = order(step // each)[step % each * rows:][:rows].reshape(workers, -1)[here]
+    images = [augment(data['x'][r], seed, step, w, flip=flip) for w, r in zip(here, rows_of, strict=True)]
+    yield {'x': np.concatenate(images), 'y': data['y'][rows_of.reshape(-1)]}
 
 
 def augment(images: np.ndarray, seed: int, step: int, worker: int, *, flip: bool) -> np.ndarray:

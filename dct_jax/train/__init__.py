@@ -14,6 +14,7 @@ from dct_jax.train.rows import RowsState, init_rows, make_row_predictor, make_ro
 from dct_jax.train.sections import make_sectioned_step
 from dct_jax.train.stage_checkpoints import StageCheckpoints
 from dct_jax.train.step import (
+    local_workers,
     make_eval,
     make_predictor,
     make_step,
@@ -25,7 +26,7 @@ from dct_jax.train.step import (
 
 __all__ = [
     'Checkpoints', 'MetricsWriter', 'Pipeline', 'RowsState', 'StageCheckpoints', 'Tables', 'TrainResult',
-    'check_replicas', 'define_flags', 'flag_values', 'init_rows', 'make_eval', 'make_predictor',
-    'make_row_predictor', 'make_row_step', 'make_sectioned_step', 'make_step', 'read_metrics', 'replicate',
-    'reshard', 'run', 'shard_batch', 'share_batch', 'start', 'sum_batches',
+    'check_replicas', 'define_flags', 'flag_values', 'init_rows', 'local_workers', 'make_eval',
+    'make_predictor', 'make_row_predictor', 'make_row_step', 'make_sectioned_step', 'make_step', 'read_metrics',
+    'replicate', 'reshard', 'run', 'shard_batch', 'share_batch', 'start', 'sum_batches',
 ]

@@ -123,6 +123,18 @@ def sum_batches(evaluate: Callable, params: Any, batches: Iterable[Any]) -> dict
   return sums
 
 
+def local_workers(mesh: Mesh) -> list[int]:
+  """Which of the mesh's workers, in their order, are devices of this process.
+
+  Raises:
+    ValueError: if there are none.
+  """
+  mine = [i for i, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
+  if not mine:
+    raise ValueError(f'process {jax.process_index()} has no device in the mesh, got {mesh=}')
+  return mine
+
+
 def shard_batch(batch: Any, mesh: Mesh, axis_name: str = 'data') -> Any:
   """Turns each process's own examples into global arrays, split over workers on dimension 0.
 
@@ -135,9 +147,7 @@ def shard_batch(batch: Any, mesh: Mesh, axis_name: str = 'data') -> Any:
     ValueError: if a leaf does not divide among the workers of this process.
   """
   _check_axis(mesh, axis_name)
-  workers = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
-  if not workers:
-    raise ValueError(f'process {jax.process_index()} has no device in the mesh, got {mesh=}')
+  workers = len(local_workers(mesh))
   sharding = NamedSharding(mesh, PartitionSpec(axis_name))
 
   def place(path, x):

@@ -69,8 +69,8 @@ def push_pull(
     axis_name: mapped axis of the workers; None for a single one.
     workers: how many there are; the state has their slices from the beginning.
     nonfinite: what to do when a gradient has a NaN or an infinity: 'skip', 'raise' or 'pass', as of
-      `compressed_mean`. The optimizer's state never sees it. If an owner's optimizer makes one itself, its slice
-      stays as it was in this step (those pushes are lost), the optimizer's state of the slice, too, and it counts.
+      `compressed_mean`. The optimizer's state never sees it. If an owner's optimizer makes one itself, it
+      counts as well; with 'skip' only that slice stays as it was, with its state, and those pushes are lost.
     rungs: message lengths to compile for either direction.
     transport: from `dct_jax.connect`; messages then travel as long as they are.
 

@@ -1,6 +1,7 @@
 """The loader on files made here, and on CIFAR-10 itself where it is at hand; crops."""
 
 import gzip
+import itertools
 import lzma
 
 import numpy as np
@@ -101,6 +102,22 @@ def test_crops_depend_on_seed_step_and_worker_alone():
   np.testing.assert_array_equal(same, cifar.augment(images, 1, 2, 3, flip=True))
   for other in [(0, 2, 3), (1, 3, 3), (1, 2, 0)]:
     assert not np.array_equal(same, cifar.augment(images, *other, flip=True))
+
+
+def test_batches_resume_are_shared_and_see_every_image_once_an_epoch():
+  data = {'x': np.arange(70, dtype=np.float32).reshape(70, 1, 1, 1), 'y': np.arange(70)}
+  take = lambda n, **more: list(itertools.islice(cifar.batches(data, 8, 2, 5, flip=False, **more), n))
+  whole = take(10, mine=(0, 1))  # 4 steps of 16 images are an epoch
+  for step, (first, second) in enumerate(zip(take(10, mine=(0,)), take(10, mine=(1,)), strict=True)):
+    for k in ('x', 'y'):
+      np.testing.assert_array_equal(np.concatenate([first[k], second[k]]), whole[step][k])
+  for late, early in zip(take(4, start=6, mine=(0, 1)), whole[6:], strict=True):
+    np.testing.assert_array_equal(late['x'], early['x'])
+  epochs = [np.concatenate([b['y'] for b in whole[4 * i:4 * i + 4]]) for i in range(2)]
+  assert all(len(set(e)) == 64 for e in epochs) and set(epochs[0]) != set(epochs[1])
+  np.testing.assert_array_equal(whole[0]['x'].reshape(-1), whole[0]['y'])  # 1 x 1: a crop is the image
+  with pytest.raises(ValueError, match='a step of workers=9 takes 72 images, got 70'):
+    next(cifar.batches(data, 8, 9, 5, mine=(0,), flip=False))
 
 
 def test_cifar_itself(shared_data):

@@ -95,7 +95,7 @@ def test_stages_in_processes_report_losses(text, tmp_path):
 @pytest.mark.slow
 def test_another_compressor_and_the_full_size_model_take_steps(text, tmp_path):
   done = run(f'--data={text}', '--method=3lc', '--workers=2', '--steps=3', f'--workdir={tmp_path / "3lc"}',
-             '--width=64', '--hidden=128')  # layers below 1,024 entries travel whole
+             '--width=64', '--hidden=128', '--adam=local')  # layers below 1,024 entries travel whole
   assert done.returncode == 0, done.stderr
   last = read_metrics(tmp_path / '3lc/3lc')[-1]
   assert last['total_encoded_bytes'] < 0.1 * last['total_dense_bytes']
@@ -108,6 +108,7 @@ def test_another_compressor_and_the_full_size_model_take_steps(text, tmp_path):
 @pytest.mark.parametrize(('flags', 'message'), [
     (('--splits=enc9',), 'a model is cut at some of'), (('--data=nowhere',), 'nowhere'),
     pytest.param(('--compressor=zip',), 'compressor must be one of', marks=pytest.mark.slow),
+    pytest.param(('--adam=both',), 'adam must be one of', marks=pytest.mark.slow),
     pytest.param(('--splits=enc1', '--stages=3'), '--stages=3 wants 2 splits', marks=pytest.mark.slow)])
 def test_bad_settings_are_refused(flags, message, tmp_path):
   done = run('--method=baseline', '--steps=1', f'--workdir={tmp_path}', *flags)
