@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import shutil
 import signal
@@ -52,6 +53,7 @@ class Lab:
     self.hosts = hosts
     self.link = Link(rate, delay, loss, burst)
     self.pin = pin and shutil.which('taskset') is not None
+    self._ports = itertools.count(7777)  # each run has another: the last one's connections may linger
     self._missing = namespaces.missing()
     if self._missing and not quiet:
       print(f'no network lab here: {self._missing} is missing; the loopback interface is used instead, '
@@ -100,7 +102,7 @@ class Lab:
     before = self.counters()
     code = launch(
         argv, self.hosts, timeout=timeout, environment=environment, output=output,
-        coordinator=f'{namespaces.address(0)}:7777',
+        coordinator=f'{namespaces.address(0)}:{next(self._ports)}',
         prefix=lambda i: ('ip', 'netns', 'exec', namespaces.host_name(i), *self._pinned(i)))
     after = self.counters()
     assert before is not None and after is not None
