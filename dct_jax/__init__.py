@@ -43,6 +43,7 @@ from dct_jax.transforms import (
     init,
     local_value_and_grad,
     make_mesh,
+    per_worker,
     push_pull,
     server_params,
     simulate,
@@ -57,8 +58,8 @@ __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'RowExchange', 'SparseBoundary',
     'Stream', 'Transport', 'accumulate', 'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean',
     'cast', 'compressed_mean', 'connect', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback',
-    'identity', 'init', 'int8', 'local_value_and_grad', 'make_mesh', 'one_bit',
-    'open_exchange', 'psum', 'push_pull', 'qsgd', 'random_k', 'sampled_top_k', 'server_params', 'simulate',
+    'identity', 'init', 'int8', 'local_value_and_grad', 'make_mesh', 'one_bit', 'open_exchange', 'per_worker',
+    'psum', 'push_pull', 'qsgd', 'random_k', 'sampled_top_k', 'server_params', 'simulate',
     'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state_specs', 'stochastic_ternary', 'streams',
     'three_lc', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

@@ -50,7 +50,8 @@ def tables(runs, times):
     last, base = lines[-1], runs[DESIGNS.value[0]][-1]
     _, pushed, pulled = (sum(x) / len(x) for x in bits(name, lines))
     accuracy = 100 * last['eval/test_accuracy']
-    speeds = (f' {1e3 * t[name]:.0f} ({t[DESIGNS.value[0]] / t[name]:.2f}) |' for t in times.values())
+    speeds = (f' {1e3 * t[name]:.0f} ({t[DESIGNS.value[0]] / t[name]:.2f}) |' if name in t else ' |'
+              for t in times.values())
     rows.append(f'| {name} | {accuracy:.2f} | {accuracy - 100 * base["eval/test_accuracy"]:+.2f} | '
                 f'{last["eval/test_loss"]:.4f} | {pushed:.3f} | {pulled:.3f} | '
                 f'{64 / (pushed + pulled):.1f}x |{"".join(speeds)}')

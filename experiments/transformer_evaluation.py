@@ -32,7 +32,11 @@ class Evaluation:
     self._model = transformer_parallel.make_model(config, (sets.source_words.size, sets.target_words.size))
     self._search = functools.cache(lambda beam: decoding.beam_search(  # each is compiled once
         self._model, lambda n: 2 * n + 10, beam, config.length_penalty))
-    self._pairs = {'train': _first(sets.train, TRAIN_PAIRS), 'valid': sets.valid, 'test': sets.test}
+    self._pairs = {'train': _first(sets.train, TRAIN_PAIRS), 'valid': sets.valid, 'test': sets.test,
+                   'samples': _first(sets.valid, config.evaluated)}
+    self._shapes = {  # now: a pair that is too long must not show after all training
+        name: buckets.choose(pairs, config.tokens, multiple=config.workers * config.microbatches,
+                             count=min(config.shapes, MOST_SHAPES)) for name, pairs in self._pairs.items()}
 
   def on_the_way(self, params, state):
     """Losses of training and validation set; BLEU of greedy translations of the latter's first sentences."""
@@ -40,9 +44,8 @@ class Evaluation:
     whole = _whole(params)
     if whole is None:
       return out
-    most = self._config.evaluated
-    texts = self._translate(whole, _first(self._sets.valid, most), beam=1)
-    out['valid_bleu'], _ = self._bleu(texts, self._sets.lines.valid.target[:most])
+    texts = self._translate(whole, 'samples', beam=1)
+    out['valid_bleu'], _ = self._bleu(texts, self._sets.lines.valid.target[:self._config.evaluated])
     self._show(texts)
     return out
 
@@ -53,7 +56,7 @@ class Evaluation:
     if whole is None:
       logging.warning('no BLEU: no process has the whole model')
     else:
-      texts = self._translate(whole, self._sets.test, self._config.beam)
+      texts = self._translate(whole, 'test', self._config.beam)
       out['test_bleu'], signature = self._bleu(texts, self._sets.lines.test.target)
       if jax.process_index() == 0:
         (self._workdir / 'translations.txt').write_text('\n'.join(texts) + '\n')
@@ -63,20 +66,15 @@ class Evaluation:
 
   def _losses(self, params, state, name):
     pairs, sums = self._pairs[name], np.zeros(2)
-    for _, batch in translation_batches.in_order(pairs, self._shapes(pairs, self._config.tokens)):
+    for _, batch in translation_batches.in_order(pairs, self._shapes[name]):
       sums += np.sum(self._setup.predict(params, state, batch), axis=0, dtype=np.float64)
     smooth, plain = sums / len(pairs.target.tokens)
     return {f'{name}_loss': smooth, f'{name}_nll': plain, f'{name}_perplexity': np.exp(plain)}
 
-  def _shapes(self, pairs, tokens):
-    return buckets.choose(pairs, tokens, multiple=self._config.workers * self._config.microbatches,
-                          count=min(self._config.shapes, MOST_SHAPES))
-
-  def _translate(self, params, pairs, beam):
+  def _translate(self, params, name, beam):
     """Texts of translations, in the order of the pairs."""
-    rows = [np.zeros(0, np.int32)] * pairs.rows
-    shapes = self._shapes(pairs, self._config.tokens)
-    for where, batch in translation_batches.in_order(pairs, shapes):
+    rows = [np.zeros(0, np.int32)] * self._pairs[name].rows
+    for where, batch in translation_batches.in_order(self._pairs[name], self._shapes[name]):
       found = np.asarray(self._search(beam)(params, batch['source']).ids[:, 0])  # the best of a beam
       for place, row in zip(where, found, strict=True):
         if place >= 0:

@@ -14,7 +14,7 @@ import transformer_parallel
 from absl import app, logging
 
 from dct_jax import train
-from dct_jax.data import buckets, translation, translation_batches
+from dct_jax.data import bleu, buckets, translation, translation_batches
 from dct_jax.train import experiment, report
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer_iwslt.py', {
@@ -32,6 +32,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
     'heads': (int, 'Of attention.'),
     'layers': (int, 'Of the encoder, and of the decoder.'),
     'norm': (str, "'pre' or 'post'."),
+    'share_embeddings': (bool, "Whether the decoder's input and output share one table."),
     'dropout': (float, 'Share of entries that are dropped.'),
     'tokens': (int, 'Of a step: rows times the longer side, of all workers together.'),
     'shapes': (int, 'Of batches, by length, at most: each is compiled once.'),
@@ -59,6 +60,16 @@ FREE = ('steps', 'data', 'cache', 'workers', 'evaluated', 'evaluate_every', 'che
         'beam', 'length_penalty')  # what a resumed run may change
 
 
+def check(config):
+  """What would otherwise fail at the first evaluation, or after all training."""
+  for name in ('evaluated', 'average', 'beam', 'shapes'):
+    if config[name] < 1:
+      raise ValueError(f'--{name} must be at least 1, got {config[name]}')
+  if not 0 <= config.label_smoothing < 1:
+    raise ValueError(f'--label_smoothing must be in [0, 1), got {config.label_smoothing}')
+  bleu.bleu(['a'], ['a'], tokenize=config.tokenize)
+
+
 def load(config, workdir):
   if not config.data:
     logging.warning('no --data: this is a synthetic language, whose perfect translation is known')
@@ -72,6 +83,7 @@ def load(config, workdir):
 
 def train_one(config, workdir):
   """Trains with one method; everything worth keeping is in `workdir` afterwards."""
+  check(config)
   sets = load(config, workdir)
   setup = transformer_parallel.make(config, (sets.source_words.size, sets.target_words.size))
   shapes = buckets.choose(sets.train, config.tokens, multiple=config.workers * config.microbatches,

@@ -39,7 +39,7 @@ def make_optimizer(config, transport, shared=()):
   l2, decoupled = decays[config.decay]
   mean = make_mean(config, transport, shared)
   adam = optax.chain(optax.add_decayed_weights(l2), optax.scale_by_adam(b1=0.9, b2=0.98))
-  orders = {'mean': (mean, adam), 'local': (adam, mean)}
+  orders = {'mean': (mean, adam), 'local': (dct_jax.per_worker(adam), mean)}
   if config.adam not in orders:
     raise ValueError(f'adam must be one of {tuple(orders)}, got {config.adam=}')
   return optax.chain(*orders[config.adam], optax.add_decayed_weights(decoupled),

@@ -28,6 +28,8 @@ def make(config, vocabularies):
   model = make_model(config, vocabularies)
   nothing = jnp.ones((1, 1), jnp.int32)
   params = {'params': model.init(jax.random.PRNGKey(config.seed), nothing, nothing)['params']}
+  if config.stages == 1 and config.microbatches > 1:
+    raise ValueError(f'only stages have microbatches, got --stages=1 and --microbatches={config.microbatches}')
   return (in_one_piece if config.stages == 1 else in_stages)(config, model, params)
 
 
@@ -45,7 +47,7 @@ def in_one_piece(config, model, params):
     loss, scalars = smoothed_loss(logits, batch, config.label_smoothing)
     whole = beside(batch)  # a cut's total has it, as that of real stages
     total = {k: v + sum(whole.values()) for k, v in traffic(state).items()}
-    return loss, scalars | total | traffic_by_cut(state) | whole
+    return loss, scalars | total | traffic_by_cut(state) | whole | between_stages()
 
   def beside(batch):
     """Bytes each way of what crosses a cut as it is, beside the hidden activations."""
@@ -53,6 +55,12 @@ def in_one_piece(config, model, params):
     words = {'enc': source, 'dec': target + source}  # the residual stream; in the decoder, the memory too
     return {f'{place}/beside_bytes': jnp.float32(4 * config.width * words[place[:3]])
             for place in model.boundaries or {}}
+
+  def between_stages():
+    """Bytes each way of the gradient of embeddings that two stages would have."""
+    if not model.share_embeddings or not any(place.startswith('dec') for place in model.boundaries or {}):
+      return {}
+    return {'embeddings/beside_bytes': jnp.float32(4 * model.target_vocab * model.width)}
 
   def losses(params, batch):
     logits = model.apply(params, batch['source'], batch['target_in'])

@@ -24,6 +24,8 @@ COLUMNS = ('train_loss', 'test_loss', 'test_nll', 'test_bleu')
 def rows():
   """Rows by name -> what differs from the baseline."""
   cuts = runpy.run_path(flags.FLAGS.config)['CUTS']
+  if unknown := set(WORKERS.value) - set(map(str, cuts)):
+    raise app.UsageError(f'--mp_workers must be some of {sorted(cuts)}, got {sorted(unknown)}')
   return {'baseline': {}} | {
       f'{100 * float(s):g}%, {n} workers': {'splits': cuts[int(n)], 'mp_sparsity': float(s)}
       for n in WORKERS.value for s in SPARSITIES.value}
@@ -51,7 +53,7 @@ def results(runs):
   return '\n'.join(lines)
 
 
-def traffic(runs, config):
+def traffic(runs):
   """Bytes of a step at every cut, means over the log, both ways, and with what has to cross as it is."""
   lines = ['| | cut | forward | back | dense, each way | as they are, each way | times less | in all |',
            '|---' * 8 + '|']
@@ -59,9 +61,9 @@ def traffic(runs, config):
     cuts = sorted(k.split('/')[0] for k in log[-1] if k.endswith('/forward_bytes'))
     parts = {cut: np.array([statistics.mean(line[f'{cut}/{what}_bytes'] for line in log)
                             for what in ('forward', 'backward', 'dense', 'beside')]) for cut in cuts}
-    if config.share_embeddings and any(cut.startswith('dec') for cut in cuts):
+    if shared := log[-1].get('embeddings/beside_bytes'):
       # Two stages have the decoder's embeddings then, and add their gradients up.
-      parts['embeddings'] = np.array([0, 0, 0, 4 * config.vocabulary * config.width])
+      parts['embeddings'] = np.array([0, 0, 0, shared])
     if len(parts) > 1:
       parts['all'] = sum(parts.values())
     for cut, (forward, back, dense, beside) in parts.items():
@@ -78,7 +80,7 @@ def main(argv):
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/transformer_tables')
   runs = {name: finished(name, changes, workdir) for name, changes in rows().items()}
   print(results(runs))
-  print(traffic(runs, config))
+  print(traffic(runs))
 
 
 if __name__ == '__main__':

@@ -118,7 +118,7 @@ def _sparse(words, message, gather, read, axis_name, exact):
     others = axes.axis_size(axis_name) - 1
     gathered = gather(message[:words])
     head = header.read_headers(gathered)
-    moved = 4 * _mean(head.length) if exact else as_bytes(4 * words)
+    moved = 4 * mean_words(head.length) if exact else as_bytes(4 * words)
     sent = (moved + FRAME_HEAD) * others if exact else as_bytes(4 * words * others)
     return _Exchanged(read(gathered), head, head.length, moved, sent.astype(jnp.uint32))
 
@@ -144,8 +144,8 @@ def _dense(layers, packed, room, axis_name):
   return exchange
 
 
-def _mean(words):
-  """Rounded up, without a sum that could overflow."""
+def mean_words(words):
+  """Over workers, rounded up, without a sum that could overflow."""
   workers = words.size
   rest = jnp.sum(words % workers, dtype=jnp.uint32)
   return jnp.sum(words // workers, dtype=jnp.uint32) + (rest + workers - 1) // workers
@@ -156,10 +156,10 @@ def _reduced(exchanged, is_dense, state, layers) -> Reduced:
   total = sum(x.size for x in layers)
   nonfinite = jnp.sum(head.nonfinite, dtype=jnp.uint32)
   receipt = Receipt(
-      encoded_bytes=4 * _mean(encoded),
+      encoded_bytes=4 * mean_words(encoded),
       moved_bytes=moved,
       sent_bytes=sent,
-      overflow_bytes=4 * _mean(head.missing),
+      overflow_bytes=4 * mean_words(head.missing),
       density=jnp.mean(unpacked.entries.astype(jnp.float32)) / float(total))
   # A worker without a gradient wanted nothing; that says nothing about the next step.
   wanted = jnp.where(nonfinite > 0, state.wanted, jnp.max(head.wanted * unpacked.intact))

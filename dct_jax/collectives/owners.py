@@ -17,8 +17,8 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.collectives import ladder
-from dct_jax.collectives.all_gather import FRAME_HEAD, check_size
-from dct_jax.contract import Receipt, Room, Size, Unpacked
+from dct_jax.collectives.all_gather import FRAME_HEAD, check_size, mean_words
+from dct_jax.contract import Receipt, Room, Size, Unpacked, as_bytes
 from dct_jax.transport import Transport, gather_messages, scatter_messages
 from dct_jax.transport.calls import is_bulk
 from dct_jax.wire import header
@@ -126,10 +126,10 @@ class Owners:
     wanted, _, corrupt, nonfinite, words, missing, entries, own = notes.T
     bad = unpacked.intact.reshape(-1) == 0
     every = lambda x: jnp.sum(x, dtype=jnp.uint32)
-    push = self._receipt(every(words), every(words) - every(own), every(missing), every(entries),
-                         state.push, push_size, workers, workers)
-    all_pulls = every(heads.length) + NOTE * workers
-    pull = self._receipt(all_pulls, all_pulls * (workers - 1), every(heads.missing), every(unpacked.entries),
+    pushed, pulled = mean_words(words), mean_words(heads.length) + NOTE
+    push = self._receipt(pushed, pushed - mean_words(own), mean_words(missing), entries, state.push, push_size,
+                         workers, workers)
+    pull = self._receipt(pulled, pulled * (workers - 1), mean_words(heads.missing), unpacked.entries,
                          state.pull, size, workers, 1)
     unsound = every(heads.nonfinite)
     called_off = nonfinite[0] > 0  # such a step says nothing about the next one
@@ -138,18 +138,17 @@ class Owners:
     return Answers(unpacked.layers, nonfinite[0], unsound, every(corrupt) + every(bad), push, pull, new)
 
   def _receipt(self, encoded, crossing, missing, entries, wanted, size, workers, messages) -> Receipt:
-    """Of one worker; `encoded` and the others are words of all of them, `messages` what one puts in."""
-    each = lambda x: 4 * (x // workers) + 4 * (x % workers) // workers
+    """Of one worker, in words, means of all of them; `messages` are how many it puts in."""
     if self.transport is not None or self.axis_name is None:
-      moved, sent = each(encoded), each(crossing) + jnp.uint32(FRAME_HEAD * (workers - 1))
+      moved, sent = 4 * encoded, 4 * crossing + as_bytes(FRAME_HEAD * (workers - 1))
     else:
-      words = self.room(wanted, size, workers).words + (NOTE if messages == 1 else 0)
+      words = self.room(wanted, size, workers).words + jnp.uint32(NOTE if messages == 1 else 0)
       moved, sent = 4 * words * messages, 4 * words * (workers - 1)
     if workers == 1:
       sent = jnp.uint32(0)
     # Pushes are of all entries, an answer of a worker's own slice: either way all entries count once.
-    density = entries.astype(jnp.float32) / (size.dense * workers * messages)
-    return Receipt(each(encoded), moved, sent, each(missing), density)
+    density = jnp.sum(entries.astype(jnp.float32)) / (float(size.dense) * workers * messages)
+    return Receipt(4 * encoded, moved, sent, 4 * missing, density)
 
 
 def _note(message, arrived: Arrived):

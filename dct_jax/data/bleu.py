@@ -21,7 +21,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
 
   Raises:
     ImportError: without sacrebleu.
-    ValueError: if there are none, or not equally many.
+    ValueError: if there are none, or not equally many, or for an unknown tokenizer.
 
   Examples:
     >>> score, signature = bleu(['a cat sat on the mat'], ['a cat sat on the mat'])
@@ -38,6 +38,8 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
     from sacrebleu import metrics
   except ImportError as error:
     raise ImportError("BLEU needs sacrebleu: pip install 'dct_jax[experiments]'") from error
+  if tokenize not in metrics.BLEU.TOKENIZERS:
+    raise ValueError(f'tokenize must be one of {sorted(metrics.BLEU.TOKENIZERS)}, got {tokenize=}')
   # force: tokenized hypotheses are what 'none' is for, and need no warning.
   metric = metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
   score = metric.corpus_score(list(hypotheses), [list(references)]).score

@@ -123,7 +123,7 @@ def encode(layers, residual, dense, live, silent, budget, capacity, multiplier, 
   body = jnp.concatenate([*parts, _as_words(body)])[:capacity - HEADER]
   full = fixed + ceil_div(at, 4).astype(jnp.uint32)
   words = block_twin.seal(CODEC, jnp.where(silent, 0, body), jnp.where(silent, HEADER, full),
-                          fixed + ceil_div(wanted, 4), live)
+                          jnp.where(live == 0, fixed, fixed + ceil_div(wanted, 4)), live)
   if residual is None:
     return words, None
   # As the native kernel has it: all is taken away, and what did not fit is put back.

@@ -89,6 +89,8 @@ class Transformer(nn.Module):
       raise ValueError(f'norm must be one of {NORMS}, got {self.norm=}')
     if self.width % self.heads or self.width % 2:
       raise ValueError(f'the width divides into heads, and sines and cosines, got {self.width=} {self.heads=}')
+    if min(np.ravel(self.layers)) < 1:
+      raise ValueError(f'encoder and decoder need a layer each, got {self.layers=}')
     if not 0 <= self.dropout < 1:
       raise ValueError(f'dropout must be in [0, 1), got {self.dropout=}')
     unknown = sorted(set(self.boundaries or {}) - set(split_names(self.layers)))

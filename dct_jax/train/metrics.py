@@ -41,14 +41,15 @@ class MetricsWriter:
     # Its files are named by the second: a run that is resumed within one would write over the first file.
     self._board = tensorboardX.SummaryWriter(os.fspath(directory), filename_suffix=f'.{time.time_ns()}')
 
-  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+  def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
     """Writes the scalars of a step, and flushes: a crash loses nothing that was logged."""
     if self._lines is None:
       return
-    finite = {k: v if math.isfinite(v) else None for k, v in scalars.items()}
-    self._lines.write(json.dumps({'step': step} | finite, allow_nan=False) + '\n')
+    numbers = {k: math.nan if v is None else v for k, v in scalars.items()}  # None is what was read of such
+    finite = {k: v if math.isfinite(v) else None for k, v in numbers.items()}
+    self._lines.write(json.dumps(finite | {'step': step}, allow_nan=False) + '\n')
     self._lines.flush()
-    for name, value in scalars.items():
+    for name, value in numbers.items():
       self._board.add_scalar(name, value, step)
     self._board.flush()
 

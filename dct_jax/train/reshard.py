@@ -10,9 +10,15 @@ import numpy as np
 import optax
 
 from dct_jax.train.rows import RowsState
-from dct_jax.transforms import AccumulateState, CompressedMeanState, PushPullState, StaleMeanState
+from dct_jax.transforms import (
+    AccumulateState,
+    CompressedMeanState,
+    PerWorkerState,
+    PushPullState,
+    StaleMeanState,
+)
 
-SUM, COPY, RANK, MEAN, NEVER = 'sum', 'copy', 'rank', 'mean', 'never'
+SUM, COPY, RANK, MEAN, MERGE, NEVER = 'sum', 'copy', 'rank', 'mean', 'merge', 'never'
 _BY_FIELD = {'compressor': COPY, 'worker': RANK}  # of a CompressedMeanState
 CONSERVE = ('sum', 'mean')
 
@@ -23,10 +29,11 @@ def rules(opt_state: Any) -> list[str]:
   Thresholds and other state of compressors are copied; residuals, and everything else that a worker
   has of its own, are amounts that are still to be added somewhere, so that their sum matters.
   Integers are never amounts here (counters, random keys). Accumulated local gradients are means, to
-  which the next ones are averaged in: their mean over workers matters.
+  which the next ones are averaged in: their mean over workers matters. Moments of a worker's own optimizer
+  (`per_worker`) are of one worker, however many there are.
   """
-  special = (CompressedMeanState, PushPullState, StaleMeanState, AccumulateState, optax.MultiStepsState,
-             RowsState)
+  special = (CompressedMeanState, PushPullState, StaleMeanState, AccumulateState, PerWorkerState,
+             optax.MultiStepsState, RowsState)
   out = []
   for node in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, special)):
     if isinstance(node, CompressedMeanState):
@@ -34,6 +41,8 @@ def rules(opt_state: Any) -> list[str]:
         out += [_BY_FIELD.get(name) or _by_type(x) for x in jax.tree.leaves(part)]
     elif isinstance(node, PushPullState):
       out += [NEVER] * len(jax.tree.leaves(node))
+    elif isinstance(node, PerWorkerState):
+      out += [MERGE if _by_type(x) == SUM else COPY for x in jax.tree.leaves(node)]
     elif isinstance(node, StaleMeanState | RowsState):
       out += rules(node[0]) + [NEVER] * len(jax.tree.leaves(node[1:]))
     elif isinstance(node, special):
@@ -63,24 +72,25 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
 
   With `SUM`, new worker j gets the sum of the old workers i with i % new == j, and zeros if there
   is none: the sum over workers stays (to rounding; exactly when workers are added). With `COPY`, it
-  gets a copy of old worker j % old's part.
+  gets a copy of old worker j % old's part; with `MERGE`, the mean instead of the sum, or such a copy.
 
   Args:
     array: [old * d0, ...], all workers' parts one after the other.
     old: number of workers that made it.
     new: number of workers now.
     worker: j.
-    rule: `SUM`, `COPY`, `MEAN` (as a sum with conserve='mean'), or `RANK`: the worker's own number.
+    rule: `SUM`, `COPY`, `MERGE`, `MEAN` (as a sum with conserve='mean'), or `RANK`: the worker's own number.
     conserve: what a sum keeps: 'sum', or 'mean', which scales by new / old so that the mean over
       workers, which is what an update applies, stays.
   """
   parts = array.reshape(old, array.shape[0] // old, *array.shape[1:])
-  if rule == COPY:
+  mine = parts[worker::new]
+  if rule == COPY or (rule == MERGE and not len(mine)):
     return parts[worker % old]
   if rule == RANK:
     return np.full_like(parts[0], worker)
-  mine = parts[worker::new]
   scale = new / old if conserve == 'mean' or rule == MEAN else 1.0
+  scale = 1 / len(mine) if rule == MERGE else scale
   if len(mine) == 1 and scale == 1:
     return mine[0]  # as it is, NaN payloads and negative zeros included
   return (np.sum(mine, axis=0, dtype=np.float64) * scale).astype(array.dtype)

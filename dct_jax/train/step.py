@@ -20,7 +20,7 @@ from dct_jax.transport.calls import ALGORITHMS, Settings
 
 BYTES = ('encoded_bytes', 'moved_bytes', 'sent_bytes', 'overflow_bytes')
 NEVER = 1.2345678e38  # adding up how often it occurs makes a dependency that XLA does not see through
-RESERVED = ('loss', *BYTES, 'density', 'nonfinite', 'drained', 'push_bytes', 'pull_bytes')
+RESERVED = ('loss', *BYTES, 'density', 'nonfinite', 'drained', 'push_bytes', 'pull_bytes', 'dense_bytes')
 
 
 def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, specs: Any,

@@ -53,12 +53,14 @@ def push_pull(
 
   Each worker owns an equal slice of every layer, with the optimizer's state for it. A step: every worker
   compresses its gradient, slice by slice, for the owners; an owner averages what it gets, applies the
-  optimizer, and compresses the change of the model once, for all. Both directions have their own residuals, so
-  that nothing is lost in either; all workers apply the same deltas, and their models stay bitwise equal.
+  optimizer, and compresses the change of the model once, for all. With `error_feedback` either direction has
+  residuals of its own, so that nothing is lost in it; all workers apply the same deltas, and their models stay
+  bitwise equal.
 
   The owners' model, which the optimizer sees, is ahead of the workers' by what is still in the pull residuals:
-  `server_params` has it. Parameters should be float32: what is too small to change a narrower one is taken as
-  sent.
+  `server_params` has it. Without feedback of pulls, what a pull rounds away is lost to the owners' model as
+  well, which is then the workers'; a server with an exact model would drift away from its workers instead.
+  Parameters should be float32: what is too small to change a narrower one is taken as sent.
 
   Args:
     push: compressor of gradients, in `error_feedback` where it needs that (nothing is drained here). Its
@@ -142,7 +144,7 @@ def push_pull(
     one_state = jax.tree.map(lambda x: x[0], state.push)  # what is used of it is equal for all
     arrived = owners.push(pushed.message, lambda m: push.decompress(m, one, one_state), state.owners, push_size)
 
-    bad = jnp.sum(arrived.heads.nonfinite) > 0
+    bad = jnp.sum(arrived.heads.nonfinite * arrived.unpacked.intact) > 0
     delta, optimizer_state = _server_step(
         optimizer, arrived.unpacked.layers, bad, state, updates, params, worker, workers)
     sound = kernels.all_finite(delta).reshape(())  # an optimizer may make NaN of finite gradients, too
@@ -204,9 +206,10 @@ def slice_size(size: int, workers: int) -> int:
 
 
 def to_slices(x: jax.Array, workers: int) -> jax.Array:
-  """An array as [workers, slice], padded with zeros."""
+  """An array as [workers, slice]. The end is filled with copies of the last entry, in all that is cut like
+  this: they go through the same as that entry does, and no compressor sees a sign or size that is not there."""
   each = slice_size(x.size, workers)
-  return jnp.pad(x.reshape(-1), (0, each * workers - x.size)).reshape(workers, each)
+  return jnp.pad(x.reshape(-1), (0, each * workers - x.size), mode='edge').reshape(workers, each)
 
 
 def from_slices(slices: jax.Array, shape: tuple[int, ...]) -> jax.Array:

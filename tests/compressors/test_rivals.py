@@ -333,15 +333,6 @@ def test_sampled_share_is_near(n, sample):
   assert len(set(shares)) > 4
 
 
-def test_a_sample_has_one_entry_of_each_stretch():
-  for size, count in [(1000, 1000), (1000, 999), (1000, 333), (7, 3), (1, 1)]:
-    at = oracle.sample_positions(size, count, 12345, 6)
-    edges = np.arange(count + 1) * size // count
-    assert (edges[:-1] <= at).all() and (at < edges[1:]).all()
-  often = np.bincount(np.concatenate([oracle.sample_positions(64, 8, 0, s) for s in range(4000)]), minlength=64)
-  assert np.abs(often / 4000 - 1 / 8).max() < 5 * np.sqrt(1 / 8 * 7 / 8 / 4000)
-
-
 def test_sampled_whole_is_top_k():
   x = draw((900,), 2)[0]
   a, b = dct_jax.sampled_top_k(0.1, dense_below=0), dct_jax.top_k(0.1, index_codec='bitmap', dense_below=0)

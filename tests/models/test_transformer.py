@@ -186,6 +186,13 @@ def test_dropout_differs_by_key_and_place():
   run = lambda seed: model.apply(variables, SOURCE, TARGET, train=True, rngs={'dropout': jax.random.key(seed)})
   np.testing.assert_array_equal(run(1), run(1))
   assert np.all(np.any(np.asarray(run(1) != run(2)), -1))
+  _, seen = model.apply(variables, SOURCE, TARGET, train=True, rngs={'dropout': jax.random.key(1)},
+                        capture_intermediates=lambda module, _: isinstance(module, Dropout),
+                        mutable=['intermediates'])
+  masks = [np.asarray(x) == 0 for x in jax.tree.leaves(seen)]
+  alike = [(i, j) for i in range(len(masks)) for j in range(i)
+           if masks[i].shape == masks[j].shape and (masks[i] == masks[j]).all()]
+  assert len(masks) > 4 and not alike
   still = small(dropout=0.0)
   np.testing.assert_array_equal(still.apply(variables, SOURCE, TARGET, train=True),
                                 model.apply(variables, SOURCE, TARGET))

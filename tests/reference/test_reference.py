@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from . import collectives, dct_dp, select, wire
+from . import collectives, dct_dp, rivals, select, three_lc, wire
 
 F32 = np.float32
 INDEX_CODECS = ['int32', 'gap16', 'bitmap', 'rice']
@@ -657,3 +657,23 @@ def test_oracles_do_not_import_what_they_judge():
         names = [node.module or '']
       for name in names:
         assert name.split('.')[0] not in ('jax', 'jaxlib', 'dct_jax'), f'{file}: {name}'
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.sampled_from([121, 121, 121, 121, 0, 242]), max_size=120), st.integers(1, 9))
+def test_3lc_in_partitions_decodes_to_the_same(code, parts):
+  """The paper's parallel encoder, and the serial one."""
+  code = np.array(code, np.uint8)
+  in_parts = three_lc.zero_run_in_parts(code, parts)
+  np.testing.assert_array_equal(three_lc.zero_run_decode(in_parts), code)
+  assert in_parts.size <= three_lc.zero_run(code).size + parts - 1
+  np.testing.assert_array_equal(three_lc.zero_run_decode(three_lc.zero_run(code)), code)
+
+
+def test_a_sample_has_one_entry_of_each_stretch():
+  for size, count in [(1000, 1000), (1000, 999), (1000, 333), (7, 3), (1, 1)]:
+    at = rivals.sample_positions(size, count, 12345, 6)
+    edges = np.arange(count + 1) * size // count
+    assert (edges[:-1] <= at).all() and (at < edges[1:]).all()
+  often = np.bincount(np.concatenate([rivals.sample_positions(64, 8, 0, s) for s in range(4000)]), minlength=64)
+  assert np.abs(often / 4000 - 1 / 8).max() < 5 * np.sqrt(1 / 8 * 7 / 8 / 4000)

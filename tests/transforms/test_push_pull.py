@@ -10,6 +10,9 @@ from reference import three_lc as oracle
 
 import dct_jax
 from dct_jax import train
+from dct_jax.collectives.all_gather import mean_words
+from dct_jax.collectives.owners import Owners
+from dct_jax.contract import Size
 
 SHAPES = {'a': (17, 13), 'b': (5,), 'c': (257,), 'd': ()}
 
@@ -54,7 +57,7 @@ def numpy_server(workers, steps, s, rate=0.1, momentum=0.9):
   """The paper's parameter server with 3LC, by the oracle: workers' and servers' models."""
   model = {k: np.array(v).reshape(-1) for k, v in params_like().items()}
   each = {k: -(-v.size // workers) for k, v in model.items()}
-  cut = lambda k, x, p: np.pad(x, (0, each[k] * workers - x.size))[p * each[k]:(p + 1) * each[k]]
+  cut = lambda k, x, p: np.pad(x, (0, each[k] * workers - x.size), mode='edge')[p * each[k]:(p + 1) * each[k]]
   zeros = lambda: {k: np.zeros(n, np.float32) for k, n in each.items()}
   push_left = [[zeros() for _ in range(workers)] for _ in range(workers)]  # [worker][owner]
   pull_left, speed = [zeros() for _ in range(workers)], [zeros() for _ in range(workers)]
@@ -155,6 +158,61 @@ def test_the_accounts_are_those_of_the_messages():
   assert push.sent_bytes * workers == push.moved_bytes * (workers - 1)  # the own message stays
   assert push.moved_bytes >= push.encoded_bytes
   assert 0 < push.density <= 1
+
+
+def test_bytes_of_pushes_and_pulls_are_those_of_the_oracles_messages():
+  workers = 3
+  tx = dct_jax.push_pull(ternary(), ternary(), optax.sgd(0.1), 'data', workers=workers, rungs=1)
+  _, state = run(tx, workers, steps=1)
+  grads = {k: np.array(v).reshape(workers, -1) for k, v in gradients(workers, 1)[0].items()}
+  each = {k: -(-v.shape[1] // workers) for k, v in grads.items()}
+  large, small = ([k for k in SHAPES if (each[k] >= 8) == big] for big in (True, False))
+  sizes, few = [each[k] for k in large], sum(each[k] for k in small)
+
+  def owned(w, p):
+    padded = {k: np.pad(v[w], (0, each[k] * workers - v.shape[1]), mode='edge') for k, v in grads.items()}
+    part = {k: v[p * each[k]:(p + 1) * each[k]] for k, v in padded.items()}
+    return [part[k] for k in large], np.concatenate([part[k] for k in small])
+
+  pushes = [[oracle.encode(*owned(w, p), 1.0)[0] for p in range(workers)] for w in range(workers)]
+  pushed = sum(int(m[1]) for row in pushes for m in row)
+  assert state.push_receipt.encoded_bytes == 4 * -(-pushed // workers)
+  pulled = 0
+  for p in range(workers):
+    mean = [sum(x) / np.float32(workers) for x in zip(
+        *(oracle.decode(pushes[w][p], sizes, few) for w in range(workers)), strict=True)]
+    *layers, dense = (np.float32(-0.1) * x for x in mean)
+    pulled += int(oracle.encode(layers, dense, 1.0)[0][1]) + 8  # and a note
+  assert state.pull_receipt.encoded_bytes == 4 * -(-pulled // workers)
+  dense = 4 * sum(v.shape[1] for v in grads.values())
+  assert state.dense_bytes == pytest.approx(dense * (1 + 1 / workers))
+
+
+def test_large_models_are_traced_and_accounted():
+  """2^28 values for 16 workers: sums over workers would not fit 32 bits."""
+  shapes = {'a': jax.ShapeDtypeStruct((2**28,), jnp.float32)}
+  tx = dct_jax.push_pull(ternary(), ternary(), optax.sgd(0.1), 'data', workers=16)
+  state = jax.eval_shape(tx.init, shapes)
+  both = jax.vmap(tx.update, in_axes=(0, None, None), axis_name='data')
+  grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct((16, *x.shape), x.dtype), shapes)
+  jax.eval_shape(both, grads, state, shapes)
+
+  words = jnp.full(32, 140_000_000, jnp.uint32)
+  size = Size(6, 100, 140_000_000, 140_000_000)
+  receipt = Owners(None)._receipt(mean_words(words), 31 * mean_words(words) // 32, mean_words(words) * 0, words,
+                                  jnp.uint32(100), size, 32, 1)
+  assert receipt.encoded_bytes == 560_000_000 and receipt.density == pytest.approx(1)
+
+
+def test_entries_that_fill_a_slice_up_change_nothing():
+  """Ten entries for four owners, whose last slice has one: an average must not see what is not there."""
+  c = dct_jax.error_feedback(dct_jax.one_bit(dense_below=0))
+  tx = dct_jax.push_pull(c, c, optax.sgd(1.0), 'data', workers=4)
+  params = {'a': jnp.zeros(10)}
+  update, state = dct_jax.simulate(tx, params, 4)
+  for _ in range(3):
+    updates, state = update({'a': jnp.ones((4, 10))}, state, params)
+    np.testing.assert_allclose(updates['a'], -np.ones(10), rtol=1e-6)
 
 
 def test_a_nan_stops_nothing_and_spoils_nothing():
