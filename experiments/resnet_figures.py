@@ -32,9 +32,11 @@ def draw_times(runs, times, designs):
 
 
 def draw_runtime(full):
-  """Figure 4."""
+  """Figure 4: the paper's choice of designs, or all where there are few."""
+  shown = [n for n in full if n in RUNTIME or len(full) <= len(RUNTIME)]
+
   def draw(axes):
-    for name in (n for n in RUNTIME if n in full):
+    for name in shown:
       axes[0].plot(*zip(*((x['step'], x['loss']) for x in full[name]), strict=True), label=name, linewidth=0.8)
       seen = report.evaluations(full[name])
       axes[1].plot(seen['step'], [100 * x for x in seen['test_accuracy']], marker='o', markersize=3, label=name)
