@@ -6,6 +6,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -35,9 +36,14 @@ inline uint32_t float_to_bits(float x) {
   return bits;
 }
 
+// DCT_JAX_AVX2=0 takes the plain loops of processors without it, so that they can be tested on one with it.
 inline bool has_avx2() {
 #if defined(__x86_64__)
-  static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  static const bool yes = [] {
+    const char* wish = std::getenv("DCT_JAX_AVX2");
+    bool wanted = !wish || std::strcmp(wish, "0") != 0;
+    return wanted && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  }();
   return yes;
 #else
   return false;
