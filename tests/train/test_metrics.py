@@ -22,6 +22,13 @@ def test_lines_and_events_are_written_and_appended(tmp_path):
   assert sum(f.stat().st_size for f in tmp_path.glob('events.*')) > 500
 
 
+def test_what_was_read_can_be_written_again(tmp_path):
+  with train.MetricsWriter(tmp_path) as writer:
+    writer.write(7, {'loss': float('inf'), 'more': 1.0})
+    writer.write(8, train.read_metrics(tmp_path)[-1] | {'more': 2.0})
+  assert train.read_metrics(tmp_path)[-1] == {'step': 8, 'loss': None, 'more': 2.0}
+
+
 def test_a_torn_line_does_not_spoil_the_next(tmp_path):
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
   with train.MetricsWriter(tmp_path) as writer:

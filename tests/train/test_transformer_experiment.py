@@ -110,6 +110,7 @@ def test_another_compressor_and_the_full_size_model_take_steps(text, tmp_path):
     pytest.param(('--compressor=zip',), 'compressor must be one of', marks=pytest.mark.slow),
     pytest.param(('--adam=both',), 'adam must be one of', marks=pytest.mark.slow),
     pytest.param(('--tokenize=zip',), 'tokenize must be one of', marks=pytest.mark.slow),
+    pytest.param(('--beam=0',), '--beam must be at least 1', marks=pytest.mark.slow),
     pytest.param(('--splits=enc1', '--stages=3'), '--stages=3 wants 2 splits', marks=pytest.mark.slow)])
 def test_bad_settings_are_refused(flags, message, tmp_path):
   done = run('--method=baseline', '--steps=1', f'--workdir={tmp_path}', *flags)
