@@ -20,9 +20,10 @@ class PerWorkerState(NamedTuple):
 def per_worker(inner: optax.GradientTransformation) -> optax.GradientTransformation:
   """Applies `inner` to local gradients, so that what a compressed mean behind it sees are its updates.
 
-  For Adam and its kin in front of a lossy mean. Behind it, Adam sees an entry of the gradient rarely, and then
-  with the sum of many steps, for which its moments, and so its step size, are wrong. In front of it every entry
-  moves by a step of the usual size, and error feedback adds those up.
+  For Adam and its kin in front of a lossy mean. Behind one that sends few entries, Adam sees an entry of the
+  gradient rarely, and then with the sum of many steps, which its moments take for one. In front of it, error
+  feedback adds up steps of the usual size; where many wait for long, they come as a large one (take a lower
+  learning rate then).
 
   A chain of `inner` and the mean would do the same until one worker's gradient is not finite: NaN would stay in
   that worker's moments, and all later steps be skipped. Here its moments stay as they were, and the mean is
