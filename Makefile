@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test test-slow lint bench clean setup
 setup: $(READY)
 
-$(READY): setup.cfg setup.py pyproject.toml $(wildcard dct_jax/kernels/src/*)
+$(READY): setup.cfg setup.py pyproject.toml $(wildcard dct_jax/native/src/* dct_jax/native/src/*/*)
 	@echo "== Setting up: a virtual environment in $(VENV), JAX, and the native kernels (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -U pip
@@ -40,4 +40,4 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/step.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info dct_jax/kernels/*.so .jax_cache
+	rm -rf $(VENV) build *.egg-info dct_jax/native/*.so .jax_cache

@@ -6,6 +6,8 @@ import sys
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+SOURCE = 'dct_jax/native/src'
+
 
 class OptionalBuild(build_ext):
   """A missing compiler must not stop the install: the pure-JAX twins do the work then."""
@@ -23,9 +25,10 @@ class OptionalBuild(build_ext):
 setup(
     ext_modules=[
         Extension(
-            'dct_jax.kernels._native',
-            sources=sorted(glob.glob('dct_jax/kernels/src/*.cc')),
-            depends=sorted(glob.glob('dct_jax/kernels/src/*.h')),
+            'dct_jax.native._native',
+            sources=sorted(glob.glob(f'{SOURCE}/**/*.cc', recursive=True)),
+            depends=sorted(glob.glob(f'{SOURCE}/**/*.h', recursive=True)),
+            include_dirs=[SOURCE],
             language='c++',
             # No -march=native: a build may move to another processor; AVX2 is chosen at run time.
             # No contraction into FMA: the twins must agree bit for bit.

@@ -19,7 +19,7 @@ from timing import Meanwhile, alternate, donated, table
 
 import dct_jax
 from dct_jax import kernels
-from dct_jax.kernels import three_lc_twin as twin
+from dct_jax.kernels import three_values, zero_runs
 
 SIZES = flags.DEFINE_list('sizes', ['65536', '4194304', '33554432'], 'Entries.')
 MULTIPLIERS = flags.DEFINE_list('multipliers', ['1.0', '1.75'], 'Sparsity multipliers.')
@@ -40,7 +40,7 @@ def first_try(e, g, s):
   x = g + e
   m = jnp.max(jnp.abs(x)) * s
   q = jnp.round(x / m)
-  code, length, _ = twin.zero_run(twin.fold(q.astype(jnp.int8)))
+  code, length, _ = zero_runs.encode(three_values.fold(q.astype(jnp.int8)))
   return x - m * q, (code, length, m)
 
 
@@ -83,8 +83,8 @@ def contenders(n):
 
 def general(g, sizes):
   """Lossless compressors, of the floats and of 3LC's bytes before zero-run encoding."""
-  q = twin.quantize(jnp.asarray(g), twin.scale(jnp.asarray(g), 1.0))
-  inputs = {'float32': g.tobytes(), "3LC's bytes": np.asarray(twin.fold(q)).tobytes()}
+  q = three_values.quantize(jnp.asarray(g), three_values.scale(jnp.asarray(g), 1.0))
+  inputs = {'float32': g.tobytes(), "3LC's bytes": np.asarray(three_values.fold(q)).tobytes()}
   tools = {'zlib, level 1': lambda data: zlib.compress(data, 1)}
   try:
     import zstandard

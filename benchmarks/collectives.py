@@ -23,9 +23,10 @@ from timing import result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, train
+from dct_jax.collectives.algorithms import ALGORITHMS
 from dct_jax.collectives.costs import Instance, predict, random_union
 from dct_jax.netlab.calibrate import Probe, calibrate
-from dct_jax.transport.calls import ALGORITHMS, Settings
+from dct_jax.wire.exchanges import Settings
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt

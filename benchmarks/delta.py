@@ -17,7 +17,7 @@ from timing import result_in_lab, table
 import dct_jax
 from dct_jax import netlab, train
 from dct_jax.netlab.calibrate import Probe
-from dct_jax.transport.calls import Settings
+from dct_jax.wire.exchanges import Settings
 
 SIZE = flags.DEFINE_integer('size', 2**22, 'Coordinates.')
 HOSTS = flags.DEFINE_integer('hosts', 4, 'Of the lab.')

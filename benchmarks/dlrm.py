@@ -29,9 +29,10 @@ from absl import app, flags
 from timing import Meanwhile, alternate, donated, table
 
 import dct_jax
+from dct_jax import tables as embeddings
 from dct_jax import train
-from dct_jax.data import clicks, synthetic_clicks
-from dct_jax.models import embeddings
+from dct_jax.data import clicks
+from dct_jax.data.clicks import synthetic
 from dct_jax.models.dlrm import Dlrm
 
 RIVAL = flags.DEFINE_string('rival', '', 'Directory of the public dlrm_s_pytorch.py.')
@@ -76,13 +77,13 @@ def our_step(start, batches):
   mesh, optimizer = dct_jax.make_mesh(1), embeddings.sgd(RATE)
   tx = optax.chain(dct_jax.dense_mean('data'), optax.sgd(RATE))
   params, state, specs = dct_jax.init(tx, jax.tree.map(jnp.copy, start.params), mesh)
-  state, specs = train.init_rows(optimizer, start.tables, state, specs, mesh)
+  state, specs = embeddings.init_rows(optimizer, start.tables, state, specs, mesh)
 
   def loss_fn(params, rows, batch):
     logits = Dlrm().apply(params, batch['dense'], rows)
     return optax.sigmoid_binary_cross_entropy(logits, batch['label']).mean(), {}
 
-  step = train.make_row_step(loss_fn, tx, optimizer, dct_jax.RowExchange(start.layout), mesh, specs)
+  step = embeddings.make_row_step(loss_fn, tx, optimizer, embeddings.RowExchange(start.layout), mesh, specs)
   placed = itertools.cycle([train.shard_batch(b._asdict(), mesh) for b in batches])
 
   def run():
@@ -196,7 +197,7 @@ def update_contender(optimizer, rows, layout, batches, spread):
 def compare_updates():
   """Medians of the large tables over those of the small ones, the worse of two optimizers: same ids, spread."""
   counts, batch = sorted(map(int, ROWS.value)), max(map(int, BATCHES.value))
-  sets = synthetic_clicks.generate(KEPT * batch, 1, seed=0, vocabulary=counts[0] // 5)
+  sets = synthetic.generate(KEPT * batch, 1, seed=0, vocabulary=counts[0] // 5)
   layout, batches = embeddings.deal(sets.vocabularies), make_batches(sets, batch)
   rows, ratios, meanwhile = [('', *(f'{n:,} rows, ms' for n in counts), 'ratio')], {}, Meanwhile()
   for name, spread in itertools.product(('sgd', 'adagrad'), (False, True)):
@@ -217,7 +218,7 @@ def main(_):
     return subprocess.call([sys.executable, str(pathlib.Path(__file__).with_name('dlrm_lab.py'))])
   train.start()  # as experiments do; it keeps freed memory, for the rival as well
   batches = [int(batch) for batch in BATCHES.value]
-  sets = synthetic_clicks.generate(KEPT * max(batches), 1, seed=0, vocabulary=VOCABULARY.value)
+  sets = synthetic.generate(KEPT * max(batches), 1, seed=0, vocabulary=VOCABULARY.value)
   speedups = {f'speedup_{batch}': speedup(compare_steps(sets, batch)) for batch in batches}
   found = {name: x for name, x in speedups.items() if x is not None}
   print(json.dumps(found | compare_updates()), flush=True)

@@ -18,7 +18,7 @@ from absl import app, flags
 from timing import table
 
 from dct_jax import train
-from dct_jax.data import click_sets, clicks
+from dct_jax.data import clicks
 from dct_jax.train import experiment
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))
@@ -85,7 +85,7 @@ def summary(contender, stages):
 
 def worker():
   train.start(**train.flag_values())
-  sets = click_sets.load('', None, rows=40_000, test_rows=1_000)
+  sets = clicks.load('', None, rows=40_000, test_rows=1_000)
   group = {name: make(changes, sets) for name, changes in suite().items()}
   turns.take_turns(group, ROUNDS.value, BLOCK.value,
                    lambda name: 2 if name.startswith('dense') else WARM_UP.value)

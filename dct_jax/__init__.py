@@ -5,11 +5,10 @@ The sentence that the library exists for:
     tx = optax.chain(dct_jax.dct_dp(sparsity=0.99, lifespan=1000, axis_name='data'), optax.sgd(0.1))
 """
 
+from dct_jax.arrays import Stream
 from dct_jax.boundaries import SparseBoundary, sparse_boundary
 from dct_jax.collectives import (
     Costs,
-    RowExchange,
-    Stream,
     all_gather,
     open_exchange,
     psum,
@@ -55,7 +54,7 @@ from dct_jax.transport import Transport, connect
 from dct_jax.version import __version__
 
 __all__ = [
-    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'RowExchange', 'SparseBoundary',
+    'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'SparseBoundary',
     'Stream', 'Transport', 'accumulate', 'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean',
     'cast', 'compressed_mean', 'connect', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback',
     'identity', 'init', 'int8', 'local_value_and_grad', 'make_mesh', 'one_bit', 'open_exchange', 'per_worker',

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dct_jax import arrays
+
 AxisName = str | tuple[str, ...]
 
 
@@ -61,19 +63,10 @@ def worker(axis_name: AxisName | None) -> jax.Array:
   return jnp.uint32(0) if axis_name is None else lax.axis_index(axis_name).astype(jnp.uint32)
 
 
-def cut(flat, like):
-  """A flat array in the shapes of others that it holds end to end."""
-  out, at = [], 0
-  for x in like:
-    out.append(flat[at:at + x.size].reshape(x.shape))
-    at += x.size
-  return tuple(out)
-
-
-def sum_together(arrays, axis_name: AxisName):
+def sum_together(parts, axis_name: AxisName):
   """Sums of several float32 arrays over the workers, in one collective: each costs a round trip."""
-  flat = lax.psum(jnp.concatenate([x.reshape(-1) for x in arrays]), axis_name)
-  return cut(flat, arrays)
+  flat = lax.psum(jnp.concatenate([x.reshape(-1) for x in parts]), axis_name)
+  return arrays.cut(flat, parts)
 
 
 def gather(x, axis_name: AxisName):

@@ -142,6 +142,15 @@ class Receipt(NamedTuple):
   density: jax.Array  # fraction of the entries that travelled, averaged over workers
 
 
+class Stats(NamedTuple):
+  """Numbers to log, equal on all workers. `receipt` is of the last step, the rest has added up."""
+
+  receipt: Receipt
+  nonfinite: jax.Array  # gradients that were not finite, counted by worker and step
+  corrupt: jax.Array  # messages that failed their checks
+  drained: jax.Array  # entries of residuals that were forgotten, averaged over workers
+
+
 class Reduced(NamedTuple):
   """What `reduce` returns; everything in it is equal on all workers."""
 

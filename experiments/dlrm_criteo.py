@@ -13,8 +13,8 @@ import numpy as np
 from absl import app
 
 from dct_jax import train
-from dct_jax.data import click_sets, clicks
-from dct_jax.models import click_metrics
+from dct_jax.data import clicks
+from dct_jax.measures import clicks as click_measures
 from dct_jax.train import experiment, report
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo.py', {
@@ -51,7 +51,7 @@ def make_evaluate(config, predict, sets):
     out = {}
     for name, batches in parts.items():
       logits = [predict(params, state, b._asdict()) for b in batches]
-      measured = click_metrics.measure(np.concatenate(logits), np.concatenate([b.label for b in batches]))
+      measured = click_measures.measure(np.concatenate(logits), np.concatenate([b.label for b in batches]))
       out |= {f'{name}_{k}': v for k, v in measured.items()}
     return out
 
@@ -61,7 +61,7 @@ def make_evaluate(config, predict, sets):
 def train_one(config, workdir, evaluation=None):
   """Trains with one method, into `workdir`; `evaluation` makes another `evaluate`, from config and sets."""
   synthetic = {} if config.data else {'rows': config.rows, 'test_rows': config.test_rows}
-  sets = click_sets.load(config.data, config.cache, **synthetic)
+  sets = clicks.load(config.data, config.cache, **synthetic)
   setup = dlrm_parallel.make(config, sets.test.dense.shape[1], sets.vocabularies)
   free = ('steps', 'cache', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
   fixed = {k: v for k, v in config.to_dict().items() if k not in free}

@@ -8,9 +8,9 @@ import optax
 from parallel import Setup, connect, traffic
 
 import dct_jax
-from dct_jax import train
-from dct_jax.boundaries import Cut, chain
-from dct_jax.models import embeddings
+from dct_jax import runtime, train
+from dct_jax import tables as embeddings
+from dct_jax.boundaries import Cut
 from dct_jax.models.dlrm import Dlrm, sections
 
 # Of the variant 'wide': after every layer but the one that is as narrow as a row.
@@ -20,7 +20,7 @@ WIDE_CUTS = ','.join(f'{part}{i}' for part in ('bottom', 'top') for i in range(1
 def make(config, features, vocabularies):
   """A `Setup` for rows of a data set with so many dense features and such vocabularies."""
   layout = embeddings.deal(vocabularies, config.workers)
-  tables = train.Tables(dct_jax.RowExchange(layout, 'data', codec=config.row_codec), embeddings.make_optimizer(
+  tables = runtime.Tables(embeddings.RowExchange(layout, 'data', codec=config.row_codec), embeddings.make_optimizer(
       config.row_optimizer, config.row_learning_rate or config.learning_rate))
   key, width = jax.random.PRNGKey(config.seed), config.bottom[-1]
   nothing = jnp.zeros((1, features)), jnp.zeros((1, len(vocabularies), width))
@@ -58,9 +58,9 @@ def in_one_piece(config, params, tables, first_tables):
 
   tx = make_optimizer(config, connect(mesh))
   params, state, specs = dct_jax.init(tx, params, mesh)
-  state, specs = train.init_rows(tables.optimizer, first_tables(), state, specs, mesh)
-  step = train.make_row_step(loss_fn, tx, tables.optimizer, tables.exchange, mesh, specs)
-  predict = train.make_row_predictor(lambda p, rows, b: model.apply(p, b['dense'], rows), tables.exchange, mesh)
+  state, specs = embeddings.init_rows(tables.optimizer, first_tables(), state, specs, mesh)
+  step = embeddings.make_row_step(loss_fn, tx, tables.optimizer, tables.exchange, mesh, specs)
+  predict = embeddings.make_row_predictor(lambda p, rows, b: model.apply(p, b['dense'], rows), tables.exchange, mesh)
   return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
                lambda p, s, batch: predict(p, s, train.share_batch(batch, mesh)), (params, state, specs), mesh,
                partial(train.Checkpoints, keep=1), (jax.process_index(), jax.process_count()))
@@ -74,12 +74,12 @@ def in_stages(config, params, tables, first_tables, parts):
   mesh, model = dct_jax.make_mesh(config.workers, stages=config.stages), Dlrm(config.bottom, config.top)
   transport = connect(mesh)
   section = lambda part: lambda p, rows, x, b: model.apply(p, b['dense'] if x is None else x, rows, part)
-  stages = chain([section(part) for part in parts], Cut(config.mp_sparsity, config.activation_codec),
+  stages = runtime.chain([section(part) for part in parts], Cut(config.mp_sparsity, config.activation_codec),
                  lambda logits, batch: (click_loss(logits, batch), {}))
   home = [part.has_rows for part in parts].index(True)
-  pipeline = train.Pipeline(stages, mesh, lambda s: make_optimizer(config, transport), {home: tables},
-                            microbatches=config.microbatches, transport=transport)
+  pipeline = runtime.Pipeline(stages, mesh, lambda s: make_optimizer(config, transport), {home: tables},
+                              microbatches=config.microbatches, transport=transport)
   placed = pipeline.init(lambda s: parts[s].params(params), lambda s: first_tables())
   mine = (pipeline.shares[0], config.workers) if jax.process_count() > 1 else (0, 1)
   return Setup(pipeline.step, pipeline.predict, placed, pipeline.meshes,
-               partial(train.StageCheckpoints, meshes=pipeline.meshes), mine)
+               partial(runtime.StageCheckpoints, meshes=pipeline.meshes), mine)

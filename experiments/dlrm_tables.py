@@ -15,7 +15,7 @@ import dlrm_criteo
 from absl import app, flags
 from dlrm_parallel import WIDE_CUTS
 
-from dct_jax.data import click_sets
+from dct_jax.data import clicks
 from dct_jax.train import experiment
 
 TABLES = flags.DEFINE_list('tables', ['1', '2', '3'], 'Which of them; 7 is Figure 7b, 7d is Table 2.')
@@ -89,7 +89,7 @@ def main(argv):
   config = experiment.config_of('baseline')
   experiment.begin(config.workers)
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/dlrm_tables')
-  dense = not config.data or click_sets.load(config.data, config.cache).test.dense.shape[1]
+  dense = not config.data or clicks.load(config.data, config.cache).test.dense.shape[1]
   tables = {table: rows_of(table, CUTS if dense else TOP_CUTS) for table in TABLES.value}
   found = run_all(tables, workdir)
   for table, rows in tables.items():

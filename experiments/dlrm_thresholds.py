@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import dct_jax
-from dct_jax import train
+from dct_jax import tables, train
 from dct_jax.data import clicks
-from dct_jax.models import embeddings
 from dct_jax.models.dlrm import Dlrm
 
 
@@ -30,12 +29,12 @@ def of_activations(config, sets, sparsities, rows=1024):
 
   Args:
     config: of the run. If it has a sparsity of activations, that is the one which is watched.
-    sets: from `click_sets.load`.
+    sets: from `clicks.load`.
     sparsities: to watch where nothing is left out.
     rows: the same ones each time, so that what changes is the model.
   """
   mesh, places = dct_jax.make_mesh(config.workers), config.splits.split(',')
-  exchange = dct_jax.RowExchange(embeddings.deal(sets.vocabularies, config.workers), 'data')
+  exchange = tables.RowExchange(tables.deal(sets.vocabularies, config.workers), 'data')
   some = train.share_batch(clicks.in_order(sets.train, rows, config.workers)[0]._asdict(), mesh)
 
   def watch(sparsity):
@@ -47,7 +46,7 @@ def of_activations(config, sets, sparsities, rows=1024):
       found = jnp.stack([state['traffic'][f'boundaries_{place}']['threshold'] for place in places])
       return jnp.broadcast_to(found, (len(rows), len(places)))  # a predictor answers for each row
 
-    return train.make_row_predictor(means, exchange, mesh)
+    return tables.make_row_predictor(means, exchange, mesh)
 
   watched = {s: watch(s) for s in ([config.mp_sparsity] if config.mp_sparsity else sparsities)}
 

@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec
 
 import dct_jax
 from dct_jax import train
-from dct_jax.data import columns, entries, linear_sets
+from dct_jax.data.linear import columns, entries
+from dct_jax.data.linear import sets as linear_sets
 from dct_jax.models import coordinate_descent, linear, penalty
 from dct_jax.netlab.calibrate import calibrate
 from dct_jax.train import experiment, report

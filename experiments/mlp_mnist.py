@@ -15,7 +15,7 @@ from absl import app, logging
 
 import dct_jax
 from dct_jax import train
-from dct_jax.data import mnist
+from dct_jax.data.images import mnist
 from dct_jax.models.mlp import Mlp
 from dct_jax.train import experiment
 

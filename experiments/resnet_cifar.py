@@ -15,7 +15,7 @@ from absl import app, logging
 
 import dct_jax
 from dct_jax import train
-from dct_jax.data import cifar
+from dct_jax.data.images import cifar
 from dct_jax.models.batch_stats import follow_first_worker
 from dct_jax.models.resnet import ResNet
 from dct_jax.train import experiment

@@ -8,8 +8,10 @@ import numpy as np
 import transformer_parallel
 from absl import logging
 
-from dct_jax.data import bleu, buckets, ragged, subwords, translation_batches
-from dct_jax.data.translation import Pairs
+from dct_jax.data.translation import batching as translation_batches
+from dct_jax.data.translation import buckets, ragged, subwords
+from dct_jax.data.translation.pairs import Pairs
+from dct_jax.measures import bleu
 from dct_jax.models import decoding
 
 TRAIN_PAIRS = 1000  # of the training set, that its losses are of

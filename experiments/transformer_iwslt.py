@@ -14,7 +14,10 @@ import transformer_parallel
 from absl import app, logging
 
 from dct_jax import train
-from dct_jax.data import bleu, buckets, translation, translation_batches
+from dct_jax.data.translation import batching as translation_batches
+from dct_jax.data.translation import buckets
+from dct_jax.data.translation import pairs as translation
+from dct_jax.measures import bleu
 from dct_jax.train import experiment, report
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer_iwslt.py', {

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import optax
 
 import dct_jax
-from dct_jax.boundaries import means_apart
+from dct_jax.runtime import means_apart
 
 
 def make_mean(config, transport, shared=()):

@@ -8,8 +8,8 @@ from parallel import Setup, connect, traffic, traffic_by_cut
 from transformer_optimizer import make_optimizer
 
 import dct_jax
-from dct_jax import train
-from dct_jax.boundaries import Cut, Stage
+from dct_jax import runtime, train
+from dct_jax.boundaries import Cut
 from dct_jax.models.transformer import Transformer, sections
 from dct_jax.models.translation_loss import sentence_losses, smoothed_loss
 
@@ -85,14 +85,14 @@ def in_stages(config, model, params):
   transport = connect(mesh)
   whole = model.clone(boundaries=None)  # cut for real instead
   shared = {s: [('params', name) for name in part.shared] for s, part in enumerate(parts) if part.shared}
-  pipeline = train.Pipeline(
+  pipeline = runtime.Pipeline(
       [make_stage(config, whole, part) for part in parts], mesh,
       lambda s: make_optimizer(config, transport, shared.get(s, ())),
       microbatches=config.microbatches, transport=transport, shared=shared)
   placed = pipeline.init(lambda s: parts[s].params(params))
   mine = (pipeline.shares[0], config.workers) if jax.process_count() > 1 else (0, 1)
   return Setup(pipeline.step, pipeline.predict, placed, pipeline.meshes,
-               partial(train.StageCheckpoints, meshes=pipeline.meshes, keep=config.average + 1), mine)
+               partial(runtime.StageCheckpoints, meshes=pipeline.meshes, keep=config.average + 1), mine)
 
 
 def make_stage(config, model, part):
@@ -109,4 +109,4 @@ def make_stage(config, model, part):
     return sentence_losses(out, batch, config.label_smoothing) if part.is_last else out
 
   sparse = Cut(config.mp_sparsity, config.activation_codec)
-  return Stage(apply, tuple(sparse if name == 'hidden' else Cut() for name in part.leaving), predict)
+  return runtime.Stage(apply, tuple(sparse if name == 'hidden' else Cut() for name in part.leaving), predict)

@@ -10,7 +10,7 @@ import numpy as np
 
 import dct_jax
 from dct_jax.collectives import all_gather, psum, sparse_all_reduce
-from dct_jax.transport.calls import ALGORITHMS
+from dct_jax.collectives.algorithms import ALGORITHMS
 
 # name -> (factory(value_codec), the collective that carries it)
 COMPRESSORS = {

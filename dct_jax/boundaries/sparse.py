@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dct_jax import kernels
 from dct_jax.compressors import fraction
-from dct_jax.kernels import values
+from dct_jax.wire import values
 
 MASKS = ('one', 'apart')
 VALUE_BYTES = {'float32': 4, 'float16': 2, 'int8': 1}

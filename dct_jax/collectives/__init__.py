@@ -4,12 +4,11 @@ from dct_jax.collectives.all_gather import AllGatherState, all_gather
 from dct_jax.collectives.costs import Costs, Instance
 from dct_jax.collectives.dense_streams import allgather_dense, allreduce_dense, open_exchange
 from dct_jax.collectives.psum import psum
-from dct_jax.collectives.rows import Asked, RowExchange
 from dct_jax.collectives.sparse_all_reduce import SparseAllReduceState, sparse_all_reduce
-from dct_jax.collectives.streams import Stream, allgather_disjoint, allreduce
+from dct_jax.collectives.streams import allgather_disjoint, allreduce
 
 __all__ = [
-    'AllGatherState', 'Asked', 'Costs', 'Instance', 'RowExchange', 'SparseAllReduceState', 'Stream',
+    'AllGatherState', 'Costs', 'Instance', 'SparseAllReduceState',
     'all_gather', 'allgather_dense', 'allgather_disjoint', 'allreduce', 'allreduce_dense', 'open_exchange',
     'psum', 'sparse_all_reduce',
 ]

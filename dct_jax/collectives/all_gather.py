@@ -11,12 +11,10 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.collectives import ladder
+from dct_jax.collectives.accounts import FRAME_HEAD, check_size, mean_words
 from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked, as_bytes
-from dct_jax.transport import Transport, gather_messages
-from dct_jax.transport.calls import is_bulk
+from dct_jax.transport import Transport, gather_messages, is_bulk
 from dct_jax.wire import header
-
-FRAME_HEAD = 16  # bytes that a transport puts before a message
 
 
 class AllGatherState(NamedTuple):
@@ -105,12 +103,6 @@ def _gather(part, axis_name, transport, channel, wanted):
   return gather_messages(part, channel, transport.size, is_bulk(wanted))
 
 
-def check_size(transport: Transport, axis_name) -> None:
-  if axes.axis_size(axis_name) != transport.size:
-    raise ValueError(f'the transport connects {transport.size} workers, but {axis_name=} has '
-                     f'{axes.axis_size(axis_name)}; simulated workers need no transport')
-
-
 def _sparse(words, message, gather, read, axis_name, exact):
   """The exchange of messages of `words` words, or of their exact lengths."""
 
@@ -142,13 +134,6 @@ def _dense(layers, packed, room, axis_name):
                       as_bytes(4 * (total + header.WORDS)), as_bytes(sent))
 
   return exchange
-
-
-def mean_words(words):
-  """Over workers, rounded up, without a sum that could overflow."""
-  workers = words.size
-  rest = jnp.sum(words % workers, dtype=jnp.uint32)
-  return jnp.sum(words // workers, dtype=jnp.uint32) + (rest + workers - 1) // workers
 
 
 def _reduced(exchanged, is_dense, state, layers) -> Reduced:

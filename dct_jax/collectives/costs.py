@@ -14,12 +14,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from dct_jax.transport.calls import ALGORITHMS
+from dct_jax.collectives.algorithms import ALGORITHMS
+from dct_jax.wire.exchanges import DELTA
 
 VALUE_BYTES = 4
-# Beyond this share of a range's coordinates a sum is dense. By bytes it is 0.97 with our index
-# codecs (0.5 with the paper's 32-bit indices), and a smaller value saves no time (docs/transport.md).
-DELTA = 0.97
 
 
 class Costs(NamedTuple):

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from dct_jax import axes
+from dct_jax.arrays import Stream
 from dct_jax.collectives.costs import Costs
-from dct_jax.collectives.streams import Exchange, Stream, scatter
+from dct_jax.collectives.streams import Exchange, scatter
 from dct_jax.contract import as_bytes
 from dct_jax.transport import Transport
 

@@ -17,10 +17,9 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.collectives import ladder
-from dct_jax.collectives.all_gather import FRAME_HEAD, check_size, mean_words
+from dct_jax.collectives.accounts import FRAME_HEAD, check_size, mean_words
 from dct_jax.contract import Receipt, Room, Size, Unpacked, as_bytes
-from dct_jax.transport import Transport, gather_messages, scatter_messages
-from dct_jax.transport.calls import is_bulk
+from dct_jax.transport import Transport, gather_messages, is_bulk, scatter_messages
 from dct_jax.wire import header
 
 NOTE = 8  # words before an answer; the second is the length of all of it, as in every message

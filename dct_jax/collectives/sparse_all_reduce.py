@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dct_jax import axes, kernels
-from dct_jax.collectives.all_gather import all_gather, check_size
-from dct_jax.collectives.costs import DELTA, Costs, Instance, cheapest
+from dct_jax import arrays, kernels
+from dct_jax.collectives.accounts import check_size
+from dct_jax.collectives.algorithms import check_algorithm, number
+from dct_jax.collectives.all_gather import all_gather
+from dct_jax.collectives.costs import Costs, Instance, cheapest
 from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked
-from dct_jax.transport import Transport, reduce_messages, start_messages, wait_messages
-from dct_jax.transport.calls import ALGORITHMS, Settings, is_bulk
+from dct_jax.transport import Transport, is_bulk, reduce_messages, start_messages, wait_messages
+from dct_jax.wire.exchanges import DELTA, Algorithm, Settings
 
-DENSE = ALGORITHMS.index('dense')
+DENSE = int(Algorithm.DENSE)
 
 
 class SparseAllReduceState(NamedTuple):
@@ -81,7 +83,7 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
                           delta=delta)
       chosen = cheapest(costs, instance)
       return chosen if dense_fallback else jnp.minimum(chosen, DENSE - 1)
-    fixed = jnp.uint32(ALGORITHMS.index(algorithm))
+    fixed = jnp.uint32(number(algorithm))
     return jnp.where(dense_fallback & (state.wanted > size.dense), jnp.uint32(DENSE), fixed)
 
   def room(state, size, workers):
@@ -140,8 +142,7 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
 
 
 def _check_arguments(algorithm, bits, costs, transport):
-  if algorithm not in ('auto', *ALGORITHMS):
-    raise ValueError(f"algorithm must be 'auto' or one of {ALGORITHMS}, got {algorithm=}")
+  check_algorithm(algorithm)
   if bits and algorithm not in ('auto', 'dsar'):
     raise ValueError(f"bits are for 'dsar' and 'auto', got {bits=} and {algorithm=}")
   if algorithm == 'auto' and transport is not None:
@@ -171,7 +172,7 @@ def _replay(algorithm, settings, compressor, gathered, layers, state) -> Unpacke
   sparse, dense = layout.split(unpacked.layers)
   flat = jnp.concatenate([x.reshape(-1) for x in (*sparse, *dense)])
   rounded = kernels.qsgd_round_trip(flat, settings.bits, settings.bucket, seed=gathered[0, 5])
-  parts = axes.cut(rounded, (*sparse, *dense))
+  parts = arrays.cut(rounded, (*sparse, *dense))
   return unpacked._replace(layers=layout.merge(parts[:len(sparse)], parts[len(sparse):]))
 
 

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from dct_jax import axes
-from dct_jax.collectives.all_gather import check_size
-from dct_jax.collectives.costs import DELTA, Costs, Instance, predict, random_union
+from dct_jax.arrays import Stream
+from dct_jax.collectives.accounts import check_size
+from dct_jax.collectives.algorithms import ALGORITHMS, DENSE_RESULTS, check_algorithm, check_op, number
+from dct_jax.collectives.costs import Costs, Instance, predict, random_union
 from dct_jax.transport import Transport, reduce_stream
-from dct_jax.transport.calls import ALGORITHMS, OPS, Settings
+from dct_jax.wire.exchanges import DELTA, Op, Settings
 
-DENSE_RESULTS = ('dsar', 'dense')
 NO_INDEX = np.uint32(0xFFFFFFFF)
-
-
-class Stream(NamedTuple):
-  """A sparse vector: the first `count` indices are strictly increasing; what follows means nothing."""
-
-  indices: jax.Array  # uint32[capacity]
-  values: jax.Array  # float32, float64 or uint32 [capacity]
-  count: jax.Array  # type: ignore[assignment]  # uint32 scalar
 
 
 class Exchange:
@@ -47,12 +38,10 @@ class Exchange:
   def __init__(self, size: int, axis_name: str, *, transport: Transport | None = None,
                algorithm: str = 'split_all_gather', op: str = 'sum', index_codec: str = 'auto',
                delta: float = DELTA, bits: int = 0, costs: Costs | None = None):
-    if algorithm not in ('auto', *ALGORITHMS):
-      raise ValueError(f"algorithm must be 'auto' or one of {ALGORITHMS}, got {algorithm=}")
+    check_algorithm(algorithm)
     if algorithm == 'auto' and transport is not None and costs is None:
       raise ValueError("'auto' chooses by measured costs: dct_jax.netlab.calibrate.calibrate(transport)")
-    if op not in OPS:
-      raise ValueError(f'op must be one of {OPS}, got {op=}')
+    check_op(op)
     if not 0 < size <= 2**30:
       raise ValueError(f'size must be between 1 and 2^30, got {size=}')
     if bits and (algorithm, op) != ('dsar', 'sum'):
@@ -76,7 +65,7 @@ class Exchange:
       values = scatter(stream, self.size, self.op)
       indices = jnp.zeros(0, jnp.uint32)
     info, out = reduce_stream(indices, values, stream.count, self.size, self._channel, self._settings,
-                              algorithm=ALGORITHMS.index(algorithm), op=self.op, capacity=capacity)
+                              algorithm=number(algorithm), op=Op[self.op.upper()], capacity=capacity)
     return (out if dense else Stream(out[0], out[1], info[0])), info[1]
 
   def chosen(self, capacity: int, workers: int) -> str:

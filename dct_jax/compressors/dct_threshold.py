@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from dct_jax import axes, kernels
+from dct_jax.arrays import add_residual
 from dct_jax.compressors import fraction, stream
 from dct_jax.contract import Compressor
-from dct_jax.kernels.select_twin import add_residual
 
 SELECTIONS = ('select', 'sort')
 _RETRY = -1.0  # a threshold that was due when the gradient was not finite

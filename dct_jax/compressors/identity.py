@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from dct_jax import axes
+from dct_jax import arrays
+from dct_jax.arrays import add_residual
 from dct_jax.compressors import linear
-from dct_jax.compressors.stream import add_residual
 from dct_jax.contract import Compressor, Packed, Size, Unpacked
 
 
@@ -33,7 +33,7 @@ def identity() -> Compressor:
     count = sum(x.size for x in layers)
     total = linear.read_sum(messages, count)
     full = jnp.full(messages.shape[0], count, jnp.uint32)
-    return Unpacked(axes.cut(total, layers), jnp.ones_like(full), full)
+    return Unpacked(arrays.cut(total, layers), jnp.ones_like(full), full)
 
   def size(layers):
     count = sum(x.size for x in layers)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from dct_jax.arrays import floats_of, u32, words_of
 from dct_jax.compressors import quantizer, stream
 from dct_jax.contract import Compressor
-from dct_jax.kernels import qsgd_twin
-from dct_jax.kernels.block_twin import BlockCodec, floats_of, words_of
-from dct_jax.kernels.qsgd_twin import TINY
-from dct_jax.kernels.stream_twin import u32
+from dct_jax.kernels import BlockCodec, bit_packing
+from dct_jax.kernels.levels import TINY
+from dct_jax.wire.format import ONE_BIT_CODE
 
-CODEC = 22  # value codec of docs/wire_format.md
 MOST = float(jnp.finfo(jnp.float32).max)
 NORMAL = float(jnp.finfo(jnp.float32).tiny)
 HUGE, SHRINK = 2.0**64, 2.0**-32  # entries beyond HUGE are shrunk before 2^30 of them are added up
@@ -49,7 +48,7 @@ def one_bit(*, dense_below: int = stream.DENSE_BELOW) -> Compressor:
     Speech DNNs, Interspeech 2014.
   """
   return quantizer.of_blocks(
-      BlockCodec(CODEC, _num_words, _quantize, _dequantize, num_scales=lambda n: 2, most=MOST), dense_below)
+      BlockCodec(ONE_BIT_CODE, _num_words, _quantize, _dequantize, num_scales=lambda n: 2, most=MOST), dense_below)
 
 
 def _num_words(count: int) -> int:
@@ -81,9 +80,9 @@ def _quantize(x, first_index, seed):
   # Both as magnitudes: receivers refuse a scale with a sign.
   means = jnp.stack([
       _mean(jnp.where(positive, x, 0), x.size - below), _mean(jnp.where(negative, -x, 0), below)])
-  return jnp.concatenate([words_of(means), qsgd_twin.pack(u32(negative), 1)])
+  return jnp.concatenate([words_of(means), bit_packing.pack(u32(negative), 1)])
 
 
 def _dequantize(words, count: int):
   means = floats_of(words[:2])
-  return jnp.where(qsgd_twin.unpack(words[2:], count, 1) == 1, -means[1], means[0])
+  return jnp.where(bit_packing.unpack(words[2:], count, 1) == 1, -means[1], means[0])

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from dct_jax import kernels
 from dct_jax.compressors import quantizer, stream
 from dct_jax.contract import Compressor
-from dct_jax.kernels.qsgd_twin import CODECS, num_words
+from dct_jax.wire.format import QSGD_CODES
+from dct_jax.wire.size import qsgd_words
 
 
 class QsgdState(NamedTuple):
@@ -60,8 +61,8 @@ def qsgd(
     Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017;
     Renggli et al., SparCML, SC 2019, section 5.
   """
-  if bits not in CODECS:
-    raise ValueError(f'bits must be one of {tuple(CODECS)}, got {bits=}')
+  if bits not in QSGD_CODES:
+    raise ValueError(f'bits must be one of {tuple(QSGD_CODES)}, got {bits=}')
   if bucket < 32 or bucket % 32:
     raise ValueError(f'bucket must be a multiple of 32, got {bucket=}')
 
@@ -73,7 +74,7 @@ def qsgd(
     return message, left, QsgdState(state.step + 1)
 
   def words(sizes):
-    return (sum(num_words(n, bits, bucket) for n in sizes),) * 3
+    return (sum(qsgd_words(n, bits, bucket) for n in sizes),) * 3
 
   return quantizer.quantizer(
       lambda: QsgdState(jnp.zeros((), jnp.int32)), encode,

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from dct_jax import axes
+from dct_jax.arrays import add_residual, words_of
 from dct_jax.compressors import stream
 from dct_jax.contract import Compressor, Packed, Size, Unpacked
-from dct_jax.kernels import block_twin
-from dct_jax.kernels.block_twin import BlockCodec, words_of
-from dct_jax.kernels.qsgd_twin import mix
-from dct_jax.kernels.select_twin import add_residual
+from dct_jax.kernels import BlockCodec, blocks
+from dct_jax.kernels.hashing import mix
 from dct_jax.wire import header, layout_of
 
 
@@ -103,11 +102,11 @@ def of_blocks(
 
   def encode(layers, residual, dense, state, room, silent):
     seed, state = advance(state, room.worker)
-    message, left = block_twin.encode(codec, layers, residual, dense, seed, room.live, silent, room.capacity)
+    message, left = blocks.encode(codec, layers, residual, dense, seed, room.live, silent, room.capacity)
     return message, left, state
 
   def add_up(messages, layers, dense):
-    return block_twin.sum_messages(codec, messages, layers, dense)
+    return blocks.sum_messages(codec, messages, layers, dense)
 
   def words(sizes):
     return (sum(codec.num_words(n) for n in sizes),) * 3

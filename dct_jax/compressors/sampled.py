@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dct_jax import kernels
+from dct_jax.arrays import u32
 from dct_jax.compressors import fraction, quantizer, stream
 from dct_jax.contract import Compressor
-from dct_jax.kernels.qsgd_twin import mix
-from dct_jax.kernels.stream_twin import u32
+from dct_jax.kernels.hashing import GOLDEN, mix
 
 
 class SampledTopKState(NamedTuple):
@@ -89,7 +89,7 @@ def sampled_top_k(
     for x in layers:
       edges = np.arange(looked_at(x) + 1) * x.size // looked_at(x)
       first, length = u32(edges[:-1]), u32(np.diff(edges))
-      random = mix(u32(at) + first ^ mix(seed_here + u32(0x9E3779B1)))
+      random = mix(u32(at) + first ^ mix(seed_here + u32(GOLDEN)))
       out.append(None if looked_at(x) == x.size else first + random % length)
       at += x.size
     return out

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from dct_jax import kernels
+from dct_jax.arrays import add_residual
 from dct_jax.contract import Compressor, Layers, Packed, Room, Size, Unpacked
-from dct_jax.kernels import values
-from dct_jax.kernels.select_twin import add_residual
-from dct_jax.wire import header
+from dct_jax.wire import header, values
 from dct_jax.wire import layout as layouts
 from dct_jax.wire import size as sizes
 

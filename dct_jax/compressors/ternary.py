@@ -7,13 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dct_jax.arrays import floats_of, u32, words_of
 from dct_jax.compressors import quantizer, stream
 from dct_jax.contract import Compressor
-from dct_jax.kernels import qsgd_twin, three_lc_twin
-from dct_jax.kernels.block_twin import BlockCodec, floats_of, words_of
-from dct_jax.kernels.stream_twin import u32
-
-CODEC = 21  # value codec of docs/wire_format.md
+from dct_jax.kernels import BlockCodec, bit_packing, three_values
+from dct_jax.kernels.hashing import noise
+from dct_jax.wire.format import TERNARY_CODE
+from dct_jax.wire.size import three_lc_bytes
 
 
 class StochasticTernaryState(NamedTuple):
@@ -63,25 +63,25 @@ def stochastic_ternary(*, seed: int = 0, dense_below: int = stream.DENSE_BELOW) 
   def advance(state, worker):
     return quantizer.seed_of(seed, state.step, worker), StochasticTernaryState(state.step + 1)
 
-  codec = BlockCodec(CODEC, _num_words, _quantize, _dequantize, num_scales=lambda n: 1, most=three_lc_twin.MOST)
+  codec = BlockCodec(TERNARY_CODE, _num_words, _quantize, _dequantize, num_scales=lambda n: 1, most=three_values.MOST)
   return quantizer.of_blocks(
       codec, dense_below, lambda: StochasticTernaryState(jnp.zeros((), jnp.int32)), advance)
 
 
 def _num_words(count: int) -> int:
-  return 1 + -(-three_lc_twin.code_bytes(count) // 4)
+  return 1 + -(-three_lc_bytes(count) // 4)
 
 
 def _quantize(x, first_index, seed):
-  m = three_lc_twin.scale(x, 1)
+  m = three_values.scale(x, 1)
   factor = jnp.where(m > 0, 65536 / jnp.where(m > 0, m, 1), 0)
   t = jnp.minimum(jnp.abs(x) * factor, 65536).astype(jnp.uint32)
-  u = qsgd_twin.noise(seed, u32(first_index) + jnp.arange(x.size, dtype=jnp.uint32))
+  u = noise(seed, u32(first_index) + jnp.arange(x.size, dtype=jnp.uint32))
   q = jnp.minimum((t + u) >> 16, 1).astype(jnp.int8)
-  code = three_lc_twin.fold(jnp.where(x < 0, -q, q))
-  return jnp.concatenate([words_of(m).reshape(1), qsgd_twin.pack(u32(code), 8)])
+  code = three_values.fold(jnp.where(x < 0, -q, q))
+  return jnp.concatenate([words_of(m).reshape(1), bit_packing.pack(u32(code), 8)])
 
 
 def _dequantize(words, count: int):
-  code = qsgd_twin.unpack(words[1:], three_lc_twin.code_bytes(count), 8).astype(jnp.uint8)
-  return three_lc_twin.dequantize(three_lc_twin.unfold(code, count), floats_of(words[0]))
+  code = bit_packing.unpack(words[1:], three_lc_bytes(count), 8).astype(jnp.uint8)
+  return three_values.dequantize(three_values.unfold(code, count), floats_of(words[0]))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dct_jax import kernels
+from dct_jax.arrays import ceil_div
 from dct_jax.compressors import quantizer, stream
 from dct_jax.contract import Compressor
-from dct_jax.kernels.stream_twin import ceil_div
-from dct_jax.kernels.three_lc_twin import code_bytes
+from dct_jax.wire.size import three_lc_bytes
 
 
 def three_lc(
@@ -54,7 +54,7 @@ def three_lc(
     return message, left, state
 
   def words(sizes):
-    fixed, body = 2 * len(sizes), ceil_div(sum(code_bytes(n) for n in sizes), 4)
+    fixed, body = 2 * len(sizes), ceil_div(sum(three_lc_bytes(n) for n in sizes), 4)
     return fixed, fixed + (body // 4 if zero_runs else body), fixed + body
 
   return quantizer.quantizer(lambda: (), encode, kernels.three_lc_sum, words, dense_below)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from dct_jax.arrays import u32, words_of
 from dct_jax.compressors import quantizer, stream
 from dct_jax.contract import Compressor
-from dct_jax.kernels import qsgd_twin
-from dct_jax.kernels.block_twin import BlockCodec, words_of
-from dct_jax.kernels.qsgd_twin import MOST, TINY
-from dct_jax.kernels.stream_twin import u32
+from dct_jax.kernels import BlockCodec, bit_packing, levels
+from dct_jax.kernels.levels import MOST, TINY
+from dct_jax.wire.format import INT8_CODE
 
-CODEC = 20  # value codec of docs/wire_format.md
 LEVELS = 127  # above zero, and as many below
 
 
@@ -44,7 +43,7 @@ def int8(*, dense_below: int = stream.DENSE_BELOW) -> Compressor:
     section 4.2: "8-bit int".
   """
   return quantizer.of_blocks(
-      BlockCodec(CODEC, _num_words, _quantize, _dequantize, num_scales=lambda n: 1, most=MOST), dense_below)
+      BlockCodec(INT8_CODE, _num_words, _quantize, _dequantize, num_scales=lambda n: 1, most=MOST), dense_below)
 
 
 def _num_words(count: int) -> int:
@@ -57,9 +56,9 @@ def _quantize(x, first_index, seed):
   m = jnp.where(m < TINY, 0, jnp.minimum(m, MOST))
   factor = jnp.where(m > 0, LEVELS / jnp.where(m > 0, m, 1), 0)
   q = jnp.clip(jnp.round(x * factor), -LEVELS, LEVELS).astype(jnp.int32)
-  return jnp.concatenate([words_of(m).reshape(1), qsgd_twin.pack(u32(q + LEVELS), 8)])
+  return jnp.concatenate([words_of(m).reshape(1), bit_packing.pack(u32(q + LEVELS), 8)])
 
 
 def _dequantize(words, count: int):
   """As QSGD with 8 bits and one bucket: the two differ in how they round."""
-  return qsgd_twin.dequantize(words, count, 8, bucket=max(count, 1))
+  return levels.dequantize(words, count, 8, bucket=max(count, 1))

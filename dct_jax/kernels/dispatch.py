@@ -15,17 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dct_jax.kernels import (
-    block_twin,
-    native,
-    qsgd_twin,
-    select_twin,
-    stop_twin,
-    stream_twin,
-    three_lc_twin,
-    values,
-)
+from dct_jax import native
+from dct_jax.kernels import blocks, levels, qsgd_twin, select_twin, stop_twin, stream_twin, three_lc_twin
 from dct_jax.kernels.select_twin import NO_QUOTA
+from dct_jax.wire.format import VALUE_CODES, index_code
 
 _wanted = os.environ.get('DCT_JAX_NATIVE', '1') != '0'
 
@@ -152,7 +145,7 @@ def pack(layers, residual, tau, ties=None, *, limit, live=1, capacity, segment=0
     aliases = {3 + n + i: 3 + i for i in range(n)} if residual is not None else {}
     index, value, counts, *left = native.call(
         'pack', results, args, aliases, segment=segment, feedback=residual is not None,
-        value_codec=values.CODES[value_codec])
+        value_codec=VALUE_CODES[value_codec])
     left = tuple(left) if residual is not None else None
   else:
     index, value, counts, left = select_twin.pack(
@@ -182,11 +175,10 @@ def encode(index, value, dense, *, count, wanted, flags=0, empty=0, budget, capa
     value_codec: 'float32', 'float16' or 'bfloat16'.
   """
   if native_in_use():
-    code = 255 if index_codec == 'auto' else stream_twin.INDEX_CODES[index_codec]
     args = [_control(count, wanted, flags, empty, budget), index, value, dense]
     return native.call(
         'encode', [_shape((capacity,), jnp.uint32)], args, universe=universe, unit=unit,
-        index_codec=code, value_codec=values.CODES[value_codec])[0]
+        index_codec=index_code(index_codec), value_codec=VALUE_CODES[value_codec])[0]
   count, wanted, flags, empty = (jnp.asarray(s, jnp.uint32) for s in (count, wanted, flags, empty))
   return stream_twin.encode(index, value, dense, count, wanted, flags, empty, capacity, universe, unit,
                             index_codec, value_codec)
@@ -207,7 +199,7 @@ def unpack_sum(words, sparse, dense, *, unit=1, value_codec='float32'):
     first of the sparse layers, then of the dense ones.
   """
   if native_in_use():
-    return _sum_natively('unpack_sum', words, sparse, dense, unit=unit, value_codec=values.CODES[value_codec])
+    return _sum_natively('unpack_sum', words, sparse, dense, unit=unit, value_codec=VALUE_CODES[value_codec])
   return stream_twin.unpack_sum(words, sparse, dense, unit, value_codec)
 
 
@@ -218,7 +210,7 @@ def settle(mode, words, residual, *, dense_layers=0, unit=1, value_codec='float3
     aliases = {2 + i: i for i in range(len(residual))}
     return native.call(
         'settle', results, [_control(mode), words, *residual], aliases,
-        dense_layers=dense_layers, unit=unit, value_codec=values.CODES[value_codec])
+        dense_layers=dense_layers, unit=unit, value_codec=VALUE_CODES[value_codec])
   return stream_twin.settle(jnp.asarray(mode), words, residual, dense_layers, unit, value_codec)
 
 
@@ -239,7 +231,7 @@ def qsgd_encode(layers, residual, dense, *, seed, live=1, silent=0, capacity, bi
   if native_in_use():
     return _encode_natively('qsgd_encode', _control(seed, live, silent), dense, layers, residual, capacity,
                             bits=bits, bucket=bucket)
-  return block_twin.encode(qsgd_twin.codec(bits, bucket), layers, residual, dense, seed, jnp.asarray(live),
+  return blocks.encode(qsgd_twin.codec(bits, bucket), layers, residual, dense, seed, jnp.asarray(live),
                            jnp.asarray(silent), capacity)
 
 
@@ -259,13 +251,13 @@ def qsgd_sum(words, layers, dense, *, bits, bucket):
   """
   if native_in_use():
     return _sum_natively('qsgd_sum', words, layers, dense, bits=bits, bucket=bucket)
-  return block_twin.sum_messages(qsgd_twin.codec(bits, bucket), words, layers, dense)
+  return blocks.sum_messages(qsgd_twin.codec(bits, bucket), words, layers, dense)
 
 
 def qsgd_round_trip(flat, bits, bucket, *, seed):
   """What arrives when a flat float32 array is quantized; pure JAX, for simulations of a second half."""
   words = qsgd_twin.quantize(flat, 0, seed, bits, bucket)
-  return qsgd_twin.dequantize(words, flat.size, bits, bucket)
+  return levels.dequantize(words, flat.size, bits, bucket)
 
 
 def three_lc_encode(layers, residual, dense, *, live=1, silent=0, budget, capacity, multiplier, zero_runs=True):

@@ -6,22 +6,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from dct_jax import axes
-from dct_jax.kernels import values
+from dct_jax.arrays import add_residual
+from dct_jax.wire import values
 
 NO_QUOTA = 0xFFFFFFFF  # of entries equal to a threshold, all go
-
-
-def add_residual(layers, residual):
-  """float32 layers with the residual added, flat.
-
-  Two finite numbers may add up to infinity, which no residual could get rid of again: the largest finite
-  number is as good.
-  """
-  layers = [g.astype(jnp.float32).reshape(-1) for g in layers]
-  if residual is None:
-    return layers
-  most = float(jnp.finfo(jnp.float32).max)
-  return [jnp.clip(g + e.reshape(-1), -most, most) for g, e in zip(layers, residual, strict=True)]
 
 
 def rows(x, segment):

@@ -12,30 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from dct_jax import axes
-from dct_jax.kernels import values
+from dct_jax.arrays import ceil_div, cut, u32
+from dct_jax.kernels.hashing import checksum
+from dct_jax.wire import values
+from dct_jax.wire.format import HEADER, INDEX_CODES, MAGIC, NO_INDICES, VALUE_CODES
 
-HEADER = 6
-MAGIC = 0xDC710000
-INDEX_CODES = {'int32': 1, 'gap16': 2, 'bitmap': 3, 'rice': 4}
-NONE = 0
 _NEVER = 0xFFFFFFFF  # words of a codec that may not be used
-
-
-def u32(x):
-  return jnp.asarray(x, jnp.uint32)
-
-
-def ceil_div(a, b):
-  return (a + (b - 1)) // b
-
-
-def checksum(words, length):
-  """A sum of mixed words: any single change is noticed, whatever the order of adding."""
-  i = jnp.arange(words.size, dtype=jnp.uint32)
-  x = words + i * u32(0x9E3779B1)
-  x = (x ^ x >> 16) * u32(0x7FEB352D)
-  x = x ^ x >> 15
-  return jnp.sum(jnp.where((i < length) & (i != 5), x, 0), dtype=jnp.uint32)
 
 
 def rice_candidates(count, universe):
@@ -154,10 +136,10 @@ def encode(index, value, dense, count, wanted_count, flags, empty, capacity, uni
   bound = (fixed + index_bound(wanted_count, universe, index_codec)
            + values.num_words(wanted_count * unit, value_codec))
   wanted = jnp.where((wanted_count == count) & (empty == 0), length, bound)
-  codec = jnp.where(empty != 0, u32(NONE), u32(choice.codec) + 1)
+  codec = jnp.where(empty != 0, u32(NO_INDICES), u32(choice.codec) + 1)
   rice = jnp.where(empty != 0, u32(0), choice.rice)
   header = jnp.stack([
-      u32(MAGIC) | codec << 8 | u32(values.CODES[value_codec]), length, wanted, count,
+      u32(MAGIC) | codec << 8 | u32(VALUE_CODES[value_codec]), length, wanted, count,
       rice << 24 | flags & 0xFF, jnp.zeros_like(length)])
   words = jnp.concatenate([header, dense, section])
   words = jnp.where(jnp.arange(capacity) < length, words, 0)
@@ -239,7 +221,7 @@ def _at(words, i):
 _READERS = (_read_int32, _read_gap16, _read_bitmap, _read_rice)
 
 
-class Stream(NamedTuple):
+class Decoded(NamedTuple):
   """One decoded message. Where it is not intact every index is out of range and every value zero."""
 
   intact: jax.Array
@@ -254,7 +236,7 @@ def max_count(capacity, universe, unit, num_dense, value_codec):
   return max(1, min(universe, room * 32 // (values.BITS[value_codec] * unit)))
 
 
-def decode(words, universe, unit, num_dense, value_codec) -> Stream:
+def decode(words, universe, unit, num_dense, value_codec) -> Decoded:
   capacity = words.size
   dense_words = values.num_words(num_dense, value_codec)
   room = max(1, capacity - HEADER - dense_words)
@@ -262,10 +244,10 @@ def decode(words, universe, unit, num_dense, value_codec) -> Stream:
   length, count, rice = words[1], words[3], words[4] >> 24
   codec = (words[0] >> 8) & 0xFF
   value_words = values.num_words(count * unit, value_codec)
-  empty = codec == NONE
+  empty = codec == NO_INDICES
   fixed = u32(HEADER + dense_words)
   sane = ((words[0] & u32(0xFFFF0000)) == u32(MAGIC)) & (length >= HEADER) & (length <= capacity)
-  sane &= ((words[0] & 0xFF) == values.CODES[value_codec]) & (count <= most)
+  sane &= ((words[0] & 0xFF) == VALUE_CODES[value_codec]) & (count <= most)
   sane &= checksum(words, length) == words[5]
   sane &= jnp.where(empty, (count == 0) & (length == HEADER), length >= fixed + value_words)
 
@@ -288,7 +270,7 @@ def decode(words, universe, unit, num_dense, value_codec) -> Stream:
   value = jnp.where(use & (jnp.arange(most * unit) < count * unit), value, 0)
   dense = values.from_words(words[HEADER:HEADER + dense_words], num_dense, value_codec)
   index = jnp.where(use & (n < count), index, u32(universe))
-  return Stream(intact, index, value, jnp.where(use, dense, 0))
+  return Decoded(intact, index, value, jnp.where(use, dense, 0))
 
 
 def unpack_sum(words, sparse, dense, unit, value_codec):
@@ -306,11 +288,7 @@ def unpack_sum(words, sparse, dense, unit, value_codec):
   (flat, rest), intact = lax.scan(add, axes.vary_as(zero, (words,)), words)
   parts = jnp.split(flat, [sum(units[:i]) for i in range(1, len(units))]) if units else []
   out = [p.reshape(-1)[:s.size].reshape(s.shape) for p, s in zip(parts, sparse, strict=True)]
-  at = 0
-  for s in dense:
-    out.append(rest[at:at + s.size].reshape(s.shape))
-    at += s.size
-  return intact, tuple(out)
+  return intact, (*out, *cut(rest, dense))
 
 
 def settle(mode, words, residual, dense_layers, unit, value_codec):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dct_jax.collectives.streams import Stream
+from dct_jax.arrays import Stream
 from dct_jax.models.linear import find_loss, live_indices
 from dct_jax.models.penalty import Penalty
 

@@ -72,7 +72,7 @@ class Dlrm(nn.Module):
       raise ValueError(f'boundaries are at {tuple(names)} but not the end, got {unknown=}')
 
 
-class Section(NamedTuple):
+class DlrmSection(NamedTuple):
   """Layers of a model between two cuts."""
 
   layers: tuple[tuple[str, int], ...]  # names and widths
@@ -88,7 +88,7 @@ class Section(NamedTuple):
     return {'params': {name: whole['params'][name] for name, _ in self.layers}}
 
 
-def sections(splits: str, bottom: Sequence[int] = Dlrm.bottom, top: Sequence[int] = Dlrm.top) -> list[Section]:
+def sections(splits: str, bottom: Sequence[int] = Dlrm.bottom, top: Sequence[int] = Dlrm.top) -> list[DlrmSection]:
   """The model in pieces.
 
   Args:
@@ -106,7 +106,7 @@ def sections(splits: str, bottom: Sequence[int] = Dlrm.bottom, top: Sequence[int
     raise ValueError(f'a model is cut at some of {places}, in this order, got {splits=}')
   ends = [places.index(name) + 1 for name in names]
   edges = [0, *ends, len(layers)]
-  return [Section(tuple(layers[a:b]), b == len(layers)) for a, b in itertools.pairwise(edges)]
+  return [DlrmSection(tuple(layers[a:b]), b == len(layers)) for a, b in itertools.pairwise(edges)]
 
 
 def split_names(bottom: Sequence[int] = Dlrm.bottom, top: Sequence[int] = Dlrm.top) -> tuple[str, ...]:

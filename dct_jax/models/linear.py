@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dct_jax.collectives.streams import Stream
+from dct_jax.arrays import Stream
 from dct_jax.models import penalty as penalties
 from dct_jax.models.penalty import Debt, Penalty
 

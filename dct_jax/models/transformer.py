@@ -12,9 +12,9 @@ import numpy as np
 
 from dct_jax.models.dropout import Dropout
 from dct_jax.models.transformer_layer import Layer, layer_norm
-from dct_jax.models.transformer_sections import Section, check, sections, split_names
+from dct_jax.models.transformer_sections import TransformerSection, check, sections, split_names
 
-__all__ = ['BOS', 'EOS', 'PAD', 'UNK', 'Cache', 'Section', 'Transformer', 'sections', 'split_names']
+__all__ = ['BOS', 'EOS', 'PAD', 'UNK', 'Cache', 'TransformerSection', 'Transformer', 'sections', 'split_names']
 
 PAD, BOS, EOS, UNK = range(4)  # ids of what is no word; those of words follow
 NORMS = ('post', 'pre')

@@ -11,7 +11,7 @@ ENCODER_CROSSING = ('hidden', 'residual')
 DECODER_CROSSING = ('hidden', 'residual', 'memory')
 
 
-class Section(NamedTuple):
+class TransformerSection(NamedTuple):
   """What lies between two cuts.
 
   Attributes:
@@ -56,11 +56,11 @@ class Section(NamedTuple):
     return {'params': part}
 
 
-def sections(splits: str, layers: int | tuple[int, int] = 6, share_embeddings: bool = True) -> list[Section]:
+def sections(splits: str, layers: int | tuple[int, int] = 6, share_embeddings: bool = True) -> list[TransformerSection]:
   """A Transformer in pieces.
 
   With shared embeddings and a cut in the decoder, the target's matrix is in two sections: the one where the
-  decoder begins, and the last one. `Section.shared` says so there.
+  decoder begins, and the last one. `TransformerSection.shared` says so there.
 
   Args:
     splits: places to cut it at, with commas and in order, as 'enc5,dec5'; nothing for one piece.
@@ -83,7 +83,7 @@ def sections(splits: str, layers: int | tuple[int, int] = 6, share_embeddings: b
     raise ValueError(f'a model is cut at some of {places}, in this order, got {splits=}')
   at = [0, *(places.index(name) + 1 for name in cuts), len(places)]
   parts = [places[a:b] for a, b in itertools.pairwise(at)]
-  whole = [Section(*edges) for edges in zip([None, *cuts], parts, [*cuts, None], strict=True)]
+  whole = [TransformerSection(*edges) for edges in zip([None, *cuts], parts, [*cuts, None], strict=True)]
   if not share_embeddings or 'dec1' in whole[-1].layers:
     return whole
   return [s._replace(shared=('target_embedding',)) if s.is_last or 'dec1' in s.layers else s for s in whole]
@@ -99,7 +99,7 @@ def split_names(layers: int | tuple[int, int] = 6) -> tuple[str, ...]:
   return (*(f'enc{i}' for i in range(1, encoder + 1)), *(f'dec{i}' for i in range(1, decoder + 1)))
 
 
-def check(section: Section, layers: int | tuple[int, int], inputs: tuple) -> Section:
+def check(section: TransformerSection, layers: int | tuple[int, int], inputs: tuple) -> TransformerSection:
   """Itself, or a ValueError if it is of another model, or gets something else than what crosses to it."""
   places = split_names(layers)
   known = {section.begin, section.end} <= {None, *places}

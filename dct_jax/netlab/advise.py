@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dct_jax.collectives.algorithms import ALGORITHMS
 from dct_jax.collectives.costs import Costs, Instance, features, random_union
-from dct_jax.transport.calls import ALGORITHMS
 
 TERMS = ('latency', 'bandwidth', 'work on entries', 'work on coordinates')
 NAMES = ('all-gather of messages', 'SSAR_Recursive_Double', 'SSAR_Split_AllGather', 'DSAR_Split_AllGather',

@@ -15,10 +15,10 @@ import scipy.optimize
 import tqdm
 from absl import logging
 
-from dct_jax.collectives.costs import DELTA, Costs, Instance, features, random_union
-from dct_jax.collectives.streams import DENSE_RESULTS
+from dct_jax.collectives.algorithms import ALGORITHMS, DENSE_RESULTS, number
+from dct_jax.collectives.costs import Costs, Instance, features, random_union
 from dct_jax.transport import Transport, reduce_stream
-from dct_jax.transport.calls import ALGORITHMS, Settings
+from dct_jax.wire.exchanges import Settings
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**23)
 DENSITIES = (3e-5, 3e-4, 3e-3, 0.03, 0.2, 0.5)
@@ -131,7 +131,7 @@ class Probe:
 
   def __init__(self, transport: Transport, settings: Settings | None = None):
     self.transport, self._channel = transport, transport.open()
-    self._settings = settings or Settings(delta=DELTA)
+    self._settings = settings or Settings()
     self._reduce = jax.jit(self._traced, static_argnums=(3, 4))
     self._rng = np.random.default_rng(transport.rank)
 
@@ -159,7 +159,7 @@ class Probe:
     """How long one reduction takes on this worker."""
     self.together(np.zeros(1))
     start = time.perf_counter()
-    jax.block_until_ready(self._reduce(indices, values, np.uint32(ALGORITHMS.index(algorithm)), size, capacity))
+    jax.block_until_ready(self._reduce(indices, values, np.uint32(number(algorithm)), size, capacity))
     return time.perf_counter() - start
 
 

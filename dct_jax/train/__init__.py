@@ -7,12 +7,9 @@ from dct_jax.train.checkpoint import Checkpoints
 from dct_jax.train.distributed import define_flags, flag_values, start
 from dct_jax.train.loop import TrainResult, run
 from dct_jax.train.metrics import MetricsWriter, read_metrics
-from dct_jax.train.pipeline import Pipeline, Tables
 from dct_jax.train.replicas import check_replicas
 from dct_jax.train.reshard import reshard
-from dct_jax.train.rows import RowsState, init_rows, make_row_predictor, make_row_step
 from dct_jax.train.sections import make_sectioned_step
-from dct_jax.train.stage_checkpoints import StageCheckpoints
 from dct_jax.train.step import (
     local_workers,
     make_eval,
@@ -25,8 +22,7 @@ from dct_jax.train.step import (
 )
 
 __all__ = [
-    'Checkpoints', 'MetricsWriter', 'Pipeline', 'RowsState', 'StageCheckpoints', 'Tables', 'TrainResult',
-    'check_replicas', 'define_flags', 'flag_values', 'init_rows', 'local_workers', 'make_eval',
-    'make_predictor', 'make_row_predictor', 'make_row_step', 'make_sectioned_step', 'make_step', 'read_metrics',
+    'Checkpoints', 'MetricsWriter', 'TrainResult', 'check_replicas', 'define_flags', 'flag_values',
+    'local_workers', 'make_eval', 'make_predictor', 'make_sectioned_step', 'make_step', 'read_metrics',
     'replicate', 'reshard', 'run', 'shard_batch', 'share_batch', 'start', 'sum_batches',
 ]

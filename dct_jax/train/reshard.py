@@ -7,55 +7,20 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-from dct_jax.train.rows import RowsState
-from dct_jax.transforms import (
-    AccumulateState,
-    CompressedMeanState,
-    PerWorkerState,
-    PushPullState,
-    StaleMeanState,
-)
+from dct_jax.state import COPY, MEAN, MERGE, NEVER, RANK, SUM, of_amounts, visit
 
-SUM, COPY, RANK, MEAN, MERGE, NEVER = 'sum', 'copy', 'rank', 'mean', 'merge', 'never'
-_BY_FIELD = {'compressor': COPY, 'worker': RANK}  # of a CompressedMeanState
 CONSERVE = ('sum', 'mean')
 
 
 def rules(opt_state: Any) -> list[str]:
   """How each leaf of an optimizer state is re-sharded, in the order of the leaves.
 
-  Thresholds and other state of compressors are copied; residuals, and everything else that a worker
-  has of its own, are amounts that are still to be added somewhere, so that their sum matters.
-  Integers are never amounts here (counters, random keys). Accumulated local gradients are means, to
-  which the next ones are averaged in: their mean over workers matters. Moments of a worker's own optimizer
-  (`per_worker`) are of one worker, however many there are.
+  State classes say it themselves (`dct_jax.state`). What nobody has declared and yet differs by worker is an
+  amount that is still to be added somewhere, so that its sum matters; integers are copied.
   """
-  special = (CompressedMeanState, PushPullState, StaleMeanState, AccumulateState, PerWorkerState,
-             optax.MultiStepsState, RowsState)
-  out = []
-  for node in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, special)):
-    if isinstance(node, CompressedMeanState):
-      for name, part in node._asdict().items():
-        out += [_BY_FIELD.get(name) or _by_type(x) for x in jax.tree.leaves(part)]
-    elif isinstance(node, PushPullState):
-      out += [NEVER] * len(jax.tree.leaves(node))
-    elif isinstance(node, PerWorkerState):
-      out += [MERGE if _by_type(x) == SUM else COPY for x in jax.tree.leaves(node)]
-    elif isinstance(node, StaleMeanState | RowsState):
-      out += rules(node[0]) + [NEVER] * len(jax.tree.leaves(node[1:]))
-    elif isinstance(node, special):
-      for name, part in node._asdict().items():
-        mean = name in ('pending', 'acc_grads')
-        out += [MEAN] * len(jax.tree.leaves(part)) if mean else rules(part)
-    else:
-      out.append(_by_type(node))
-  return out
-
-
-def _by_type(leaf):
-  return SUM if np.issubdtype(leaf.dtype, np.inexact) or leaf.dtype.name == 'bfloat16' else COPY
+  usual = lambda x: SUM if of_amounts(x) else COPY
+  return [leaf.rule or usual(x) for leaf, x in zip(visit(opt_state), jax.tree.leaves(opt_state), strict=True)]
 
 
 def check(rules: Iterable[str], old: int, new: int) -> None:

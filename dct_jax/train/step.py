@@ -14,9 +14,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import axes
-from dct_jax.transforms import CompressedMeanState, PushPullState, local_value_and_grad
-from dct_jax.transport import Transport, reduce_stream
-from dct_jax.transport.calls import ALGORITHMS, Settings
+from dct_jax import transport as transports
+from dct_jax.contract import Stats
+from dct_jax.state import find
+from dct_jax.transforms import local_value_and_grad
 
 BYTES = ('encoded_bytes', 'moved_bytes', 'sent_bytes', 'overflow_bytes')
 NEVER = 1.2345678e38  # adding up how often it occurs makes a dependency that XLA does not see through
@@ -25,7 +26,7 @@ RESERVED = ('loss', *BYTES, 'density', 'nonfinite', 'drained', 'push_bytes', 'pu
 
 def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, specs: Any,
               axis_name: str = 'data', has_aux: bool = False,
-              transport: Transport | None = None) -> Callable:
+              transport: transports.Transport | None = None) -> Callable:
   """One training step on all workers, compiled once.
 
   Args:
@@ -212,39 +213,33 @@ def metric_means(scalars: dict, mean: Callable, first: Any = ()) -> dict:
   return dict(zip(scalars, means, strict=True))
 
 
-def mean_over(axis_name: str, transport: Transport | None = None) -> Callable:
+def mean_over(axis_name: str, transport: transports.Transport | None = None) -> Callable:
   """vector -> its mean over workers."""
   if transport is None:
     return lambda x: lax.pmean(axes.make_varying(x, {axis_name}), axis_name)
   channel = transport.open()
-  nothing = lambda: jnp.zeros(0, jnp.uint32)  # no indices: the vector is dense
-  return lambda x: reduce_stream(nothing(), x, x.size, x.size, channel, Settings(),
-                                 algorithm=ALGORITHMS.index('all_gather'))[1] / transport.size
+  return lambda x: transports.mean(x, channel, transport.size)
 
 
 def accounts(state: Any) -> dict:
   """What the compressed means of an optimizer say about this step."""
-  means = _compressed_means(state)
-  if not means:
+  stats = _stats(state)
+  if not stats:
     return {}
-  receipts = [m.stats.receipt for m in means]
+  receipts = [s.receipt for s in stats]
   out = {name: sum(getattr(r, name) for r in receipts) for name in BYTES}
-  several = len(means) > 1
+  several = len(stats) > 1
   out |= {f'density/{i}' if several else 'density': r.density for i, r in enumerate(receipts)}
-  servers = [m for m in means if isinstance(m, PushPullState)]
-  if servers:
-    out['push_bytes'] = sum(m.push_receipt.encoded_bytes for m in servers)
-    out['pull_bytes'] = sum(m.pull_receipt.encoded_bytes for m in servers)
-    out['dense_bytes'] = sum(m.dense_bytes for m in servers)
-  return out | {name: sum(getattr(m.stats, name) for m in means)
-                for name in ('nonfinite', 'drained')}
+  for node in find(state, lambda n: hasattr(type(n), 'metrics')):
+    for name, x in node.metrics().items():
+      out[name] = out.get(name, 0) + x
+  return out | {name: sum(getattr(s, name) for s in stats) for name in ('nonfinite', 'drained')}
 
 
 def skipped_steps(state: Any) -> jax.Array:
   """How often the compressed means of an optimizer met gradients that were not finite."""
-  return sum((m.stats.nonfinite for m in _compressed_means(state)), jnp.uint32(0))
+  return sum((s.nonfinite for s in _stats(state)), jnp.uint32(0))
 
 
-def _compressed_means(state):
-  is_one = lambda x: isinstance(x, CompressedMeanState | PushPullState)
-  return [x for x in jax.tree.leaves(state, is_leaf=is_one) if is_one(x)]
+def _stats(state):
+  return find(state, lambda n: isinstance(n, Stats))

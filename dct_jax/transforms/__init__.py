@@ -2,7 +2,7 @@
 
 from dct_jax.transforms.accumulate import AccumulateState, accumulate
 from dct_jax.transforms.aliases import dct_dp, dense_mean
-from dct_jax.transforms.compressed_mean import CompressedMeanState, Stats, compressed_mean
+from dct_jax.transforms.compressed_mean import CompressedMeanState, compressed_mean
 from dct_jax.transforms.overlap import StaleMeanState, bucketed_mean, stale_mean
 from dct_jax.transforms.per_worker import PerWorkerState, per_worker
 from dct_jax.transforms.placement import (
@@ -16,7 +16,7 @@ from dct_jax.transforms.push_pull import PushPullState, push_pull, server_params
 from dct_jax.transforms.simulate import simulate
 
 __all__ = [
-    'AccumulateState', 'CompressedMeanState', 'PerWorkerState', 'PushPullState', 'StaleMeanState', 'Stats',
+    'AccumulateState', 'CompressedMeanState', 'PerWorkerState', 'PushPullState', 'StaleMeanState',
     'accumulate', 'bucketed_mean', 'compressed_mean', 'dct_dp', 'dense_mean', 'init', 'local_value_and_grad',
     'make_mesh', 'per_worker', 'push_pull', 'server_params', 'simulate', 'stale_mean', 'state_specs',
     'vmap_axes',

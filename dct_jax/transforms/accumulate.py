@@ -11,6 +11,7 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.contract import Receipt
+from dct_jax.state import INNER, MEAN
 
 
 def _without_receipts(state):
@@ -26,6 +27,8 @@ class AccumulateState(NamedTuple):
   mini_step: jax.Array
   pending: tuple[jax.Array, ...]  # mean of the local gradients so far; differs by worker
   inner: Any
+
+  PER_WORKER = {'pending': MEAN, 'inner': INNER}
 
 
 def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:

@@ -13,19 +13,11 @@ from jax import lax
 from dct_jax import axes, kernels
 from dct_jax.collectives import all_gather
 from dct_jax.compressors import drain, empty_residual
-from dct_jax.contract import CLEAR, KEEP, TAKE_BACK, Collective, Compressor, Packed, Receipt, as_bytes
+from dct_jax.contract import CLEAR, KEEP, TAKE_BACK, Collective, Compressor, Packed, Receipt, Stats, as_bytes
+from dct_jax.state import COPY, RANK, SUM
 from dct_jax.transforms import checks
 
 POLICIES = ('skip', 'raise', 'pass')
-
-
-class Stats(NamedTuple):
-  """Numbers to log, equal on all workers. `receipt` is of the last step, the rest has added up."""
-
-  receipt: Receipt
-  nonfinite: jax.Array  # gradients that were not finite, counted by worker and step
-  corrupt: jax.Array  # messages that failed their checks
-  drained: jax.Array  # entries of residuals that were forgotten, averaged over workers
 
 
 class CompressedMeanState(NamedTuple):
@@ -37,6 +29,8 @@ class CompressedMeanState(NamedTuple):
   compressor: Any
   collective: Any
   stats: Stats
+
+  PER_WORKER = {'worker': RANK, 'residual': SUM, 'compressor': COPY}
 
 
 def compressed_mean(
@@ -121,45 +115,45 @@ def compressed_mean(
     stats = state.stats._replace(drained=state.stats.drained + drained)
     new = state._replace(step=state.step + 1, worker=worker.reshape(1), residual=packed.residual or (),
                          compressor=packed.state, stats=stats)
-    return Parcel(packed.message, state.compressor, live, layers, exact), new
+    return Outgoing(packed.message, state.compressor, live, layers, exact), new
 
   def _room(state, layers):
     return collective.room(state.collective, compressor.size(layers), axes.axis_size(axis_name))
 
-  def _arguments(parcel, state):
-    room = _room(state, parcel.layers)._replace(live=parcel.live)
-    packed = Packed(parcel.message, state.residual if compressor.feedback else None, None)
-    return compressor, parcel.layers, packed, parcel.compressor, state.collective, room, axis_name
+  def _arguments(outgoing, state):
+    room = _room(state, outgoing.layers)._replace(live=outgoing.live)
+    packed = Packed(outgoing.message, state.residual if compressor.feedback else None, None)
+    return compressor, outgoing.layers, packed, outgoing.compressor, state.collective, room, axis_name
 
-  def send(parcel, state):
+  def send(outgoing, state):
     """Starts the exchange if the collective can do that in the background."""
-    return None if collective.start is None else collective.start(*_arguments(parcel, state))
+    return None if collective.start is None else collective.start(*_arguments(outgoing, state))
 
-  def receive(handle, parcel, state):
+  def receive(handle, outgoing, state):
     """Ends the exchange: the means of the layers and of what the mask left out, and the state after it."""
     workers = axes.axis_size(axis_name)
     if handle is None or collective.wait is None:
-      reduced = collective.reduce(*_arguments(parcel, state))
+      reduced = collective.reduce(*_arguments(outgoing, state))
     else:
-      reduced = collective.wait(handle, *_arguments(parcel, state))
+      reduced = collective.wait(handle, *_arguments(outgoing, state))
     bad = (reduced.nonfinite + reduced.corrupt) > 0
     residual = state.residual
     if compressor.feedback:
       mode = jnp.where(bad, TAKE_BACK, jnp.where(reduced.dense, CLEAR, KEEP))
-      residual = compressor.settle(mode, parcel.message, residual, parcel.compressor)
+      residual = compressor.settle(mode, outgoing.message, residual, outgoing.compressor)
 
     means = [unless(bad, x / workers, nonfinite) for x in reduced.layers]
-    rest = [unless(bad, x, nonfinite) for x in _exact_mean(parcel.exact, parcel.live, axis_name)]
+    rest = [unless(bad, x, nonfinite) for x in _exact_mean(outgoing.exact, outgoing.live, axis_name)]
     corrupt = stop_if_bad(reduced, nonfinite)
-    receipt = _with_exact(reduced.receipt, parcel.layers, parcel.exact, workers)
+    receipt = _with_exact(reduced.receipt, outgoing.layers, outgoing.exact, workers)
     stats = Stats(receipt, state.stats.nonfinite + reduced.nonfinite,
                   state.stats.corrupt + corrupt, state.stats.drained)
     return means, rest, state._replace(residual=residual, collective=reduced.state, stats=stats)
 
   def update(updates, state, params=None):
     del params
-    parcel, state = pack(updates, state)
-    means, rest, state = receive(None, parcel, state)
+    outgoing, state = pack(updates, state)
+    means, rest, state = receive(None, outgoing, state)
     return checks.merge_layers(updates, mask, means, rest), state
 
   merge = lambda updates, means, rest: checks.merge_layers(updates, mask, means, rest)
@@ -167,7 +161,7 @@ def compressed_mean(
   return CompressedMean(init, update, parts, compressor)
 
 
-class Parcel(NamedTuple):
+class Outgoing(NamedTuple):
   """A message between packing and delivery."""
 
   message: jax.Array
@@ -181,9 +175,9 @@ class Parts(NamedTuple):
   """What an update consists of, for transformations that let time pass in between (`overlap.py`)."""
 
   room: Callable  # (state, layers) -> Room
-  pack: Callable  # (updates, state) -> (Parcel, state)
-  send: Callable  # (Parcel, state) -> handle or None
-  receive: Callable  # (handle or None, Parcel, state) -> (means, exact means, state)
+  pack: Callable  # (updates, state) -> (Outgoing, state)
+  send: Callable  # (Outgoing, state) -> handle or None
+  receive: Callable  # (handle or None, Outgoing, state) -> (means, exact means, state)
   merge: Callable  # (updates, means, exact means) -> updates
 
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from dct_jax.contract import whole_room
-from dct_jax.transforms.compressed_mean import CompressedMean, CompressedMeanState, Parcel
+from dct_jax.state import INNER, NEVER
+from dct_jax.transforms.compressed_mean import CompressedMean, CompressedMeanState, Outgoing
 
 
 def bucketed_mean(make: Callable[[], CompressedMean], buckets: int = 4) -> optax.GradientTransformation:
@@ -46,8 +47,8 @@ def bucketed_mean(make: Callable[[], CompressedMean], buckets: int = 4) -> optax
     flights: list[Any] = [None] * buckets
     for i in reversed(range(buckets)):  # the backward pass ends with the first layers
       if parts[i]:
-        parcel, packed = means[i].parts.pack(parts[i], state[i])
-        flights[i] = (means[i].parts.send(parcel, packed), parcel, packed)
+        outgoing, packed = means[i].parts.pack(parts[i], state[i])
+        flights[i] = (means[i].parts.send(outgoing, packed), outgoing, packed)
     flights = _after_all(flights)
     out, states = [], []
     for i, flight in enumerate(flights):
@@ -101,6 +102,8 @@ class StaleMeanState(NamedTuple):
   live: jax.Array  # uint32[1], by worker
   handle: jax.Array  # uint32[1]
 
+  PER_WORKER = {'mean': INNER, 'message': NEVER, 'compressor': NEVER, 'live': NEVER}
+
 
 def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
   """Sends the gradients of a step while the next step computes its own; updates are one step late.
@@ -133,7 +136,7 @@ def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
     del params
     like = tuple(jnp.zeros(x.shape, jnp.float32) for x in jax.tree.leaves(updates))
     message = state.message[:mean.parts.room(state.mean, like).capacity]
-    before = Parcel(message, state.compressor, state.live.reshape(()), like, ())
+    before = Outgoing(message, state.compressor, state.live.reshape(()), like, ())
     # The gradients are there before anybody waits: until then the exchange runs in the background.
     handle = _after(state.handle, jax.tree.leaves(updates))
     means, rest, after = mean.parts.receive(handle, before, state.mean)
@@ -141,12 +144,12 @@ def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
     first = state.mean.step == 0
     after = after._replace(collective=jax.tree.map(
         lambda old, new: jnp.where(first, old, new), state.mean.collective, after.collective))
-    parcel, packed = mean.parts.pack(updates, after)
-    if parcel.exact:
+    outgoing, packed = mean.parts.pack(updates, after)
+    if outgoing.exact:
       raise ValueError('stale_mean cannot delay what a mask leaves out; use a mean without mask')
-    handle = mean.parts.send(parcel, packed)
-    message = jnp.pad(parcel.message, (0, state.message.size - parcel.message.size))
+    handle = mean.parts.send(outgoing, packed)
+    message = jnp.pad(outgoing.message, (0, state.message.size - outgoing.message.size))
     return mean.parts.merge(updates, means, rest), StaleMeanState(
-        packed, message, parcel.compressor, parcel.live.reshape(1), no_handle() if handle is None else handle)
+        packed, message, outgoing.compressor, outgoing.live.reshape(1), no_handle() if handle is None else handle)
 
   return optax.GradientTransformation(init, update)

@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import optax
 
 from dct_jax import kernels
+from dct_jax.state import MERGE
 
 
 class PerWorkerState(NamedTuple):
   """State of `per_worker`."""
 
   inner: Any  # arrays differ by worker; numbers, which count steps, do not
+
+  PER_WORKER = {'inner': MERGE}
 
 
 def per_worker(inner: optax.GradientTransformation) -> optax.GradientTransformation:

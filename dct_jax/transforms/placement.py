@@ -11,10 +11,7 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import axes
-from dct_jax.transforms.accumulate import AccumulateState
-from dct_jax.transforms.compressed_mean import CompressedMeanState
-from dct_jax.transforms.overlap import StaleMeanState
-from dct_jax.transforms.push_pull import SLICED, PushPullState
+from dct_jax.state import MEAN, SUM, visit
 
 
 def make_mesh(workers: int | None = None, axis_name: str = 'data', stages: int = 1) -> Mesh:
@@ -77,45 +74,25 @@ def state_specs(tx: optax.GradientTransformation, params: Any, mesh: Mesh | Abst
   """
   state = jax.eval_shape(tx.init, params)
   shard, whole = PartitionSpec(axis_name), PartitionSpec()
-  specs = _known_specs(state, axis_name)
+  specs = _declared_specs(state, axis_name)
   for _ in range(len(jax.tree.leaves(state)) + 1):
     found = _specs_after_update(tx, params, state, specs, mesh, axis_name)
-    if found == specs:
+    both = jax.tree.map(lambda a, b: shard if shard in (a, b) else whole, specs, found)
+    if both == specs:
       return specs
-    specs = jax.tree.map(lambda a, b: shard if shard in (a, b) else whole, specs, found)
+    specs = both
   raise AssertionError('unreachable: every round shards at least one more leaf')
 
 
-def _known_specs(state, axis_name):
-  """What is known before anything is traced; conditionals in an optimizer need it to be traced at all."""
-  shard, whole = PartitionSpec(axis_name), PartitionSpec()
-  per_worker = lambda tree: jax.tree.map(lambda x: shard if x.shape else whole, tree)
-
-  def known(node):
-    specs = jax.tree.map(lambda _: whole, node)
-    if isinstance(node, CompressedMeanState):
-      return specs._replace(worker=shard, residual=jax.tree.map(lambda _: shard, node.residual),
-                            compressor=per_worker(node.compressor))
-    if isinstance(node, StaleMeanState):
-      return specs._replace(mean=known(node.mean), message=shard, live=shard,
-                            compressor=per_worker(node.compressor))
-    if isinstance(node, PushPullState):
-      return specs._replace(worker=shard, **{name: per_worker(getattr(node, name)) for name in SLICED})
-    if isinstance(node, AccumulateState):
-      return specs._replace(pending=tuple(shard for _ in node.pending),
-                            inner=_known_specs(node.inner, axis_name))
-    if isinstance(node, optax.MultiStepsState):
-      for path, leaf in jax.tree_util.tree_leaves_with_path(node.acc_grads):
-        if not leaf.shape:
-          raise ValueError('optax.MultiSteps accumulates local gradients, and a scalar cannot differ '
-                           f'by worker: give {jax.tree_util.keystr(path)} the shape (1,)')
-      return specs._replace(acc_grads=jax.tree.map(lambda _: shard, node.acc_grads),
-                            inner_opt_state=_known_specs(node.inner_opt_state, axis_name))
-    return specs
-
-  kinds = (CompressedMeanState, PushPullState, StaleMeanState, AccumulateState, optax.MultiStepsState)
-  special = lambda n: isinstance(n, kinds)
-  return jax.tree.map(known, state, is_leaf=special)
+def _declared_specs(state, axis_name):
+  """What state classes say before anything is traced; conditionals in an optimizer need it to be traced at all."""
+  specs = []
+  for leaf, x in zip(visit(state), jax.tree.leaves(state), strict=True):
+    if leaf.rule in (SUM, MEAN) and not x.shape:
+      raise ValueError(f'{leaf.path} of the optimizer state is each worker\'s own (optax.MultiSteps accumulates '
+                       'local gradients), and a scalar cannot differ by worker: give it the shape (1,)')
+    specs.append(PartitionSpec(axis_name) if leaf.rule and x.shape else PartitionSpec())
+  return jax.tree.unflatten(jax.tree.structure(state), specs)
 
 
 def _specs_after_update(tx, params, state, specs, mesh, axis_name):
@@ -134,14 +111,17 @@ def _specs_after_update(tx, params, state, specs, mesh, axis_name):
             f'through. Either nothing averages them (was axis_name={axis_name!r} given to dct_dp or '
             'compressed_mean?), or optax.masked around a compressed mean lets some pass: use its own '
             'mask= instead')
-    for path, leaf in jax.tree_util.tree_leaves_with_path(new_state):
+    for said, leaf in zip(visit(new_state), jax.tree.leaves(new_state), strict=True):
       differs = axis_name in axes.varying_axes(leaf)
       if differs and not jnp.shape(leaf):
         raise ValueError(
-            f'the scalar {jax.tree_util.keystr(path)} of the optimizer state would differ between '
+            f'the scalar {said.path} of the optimizer state would differ between '
             'workers. If it belongs to a scalar parameter, give that the shape (1,); if workers decide '
             'by it, they could wait for each other forever (optax.apply_if_finite around a compressed '
             'mean does that: use nonfinite= instead)')
+      if differs and said.declared and said.rule is None:
+        raise ValueError(f'{said.path} of the optimizer state differs between workers, which its class does not '
+                         'say: name the field in PER_WORKER (dct_jax.state)')
       found.append(shard if differs else whole)
     return jnp.zeros(())
 

@@ -12,9 +12,10 @@ import optax
 from dct_jax import axes, kernels
 from dct_jax.collectives.owners import Owners
 from dct_jax.compressors import empty_residual
-from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Receipt, Room
+from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Receipt, Room, Stats
+from dct_jax.state import NEVER, find
 from dct_jax.transforms import checks
-from dct_jax.transforms.compressed_mean import POLICIES, Stats, no_receipt, no_stats, stop_if_bad, unless
+from dct_jax.transforms.compressed_mean import POLICIES, no_receipt, no_stats, stop_if_bad, unless
 from dct_jax.transport import Transport
 
 
@@ -34,8 +35,14 @@ class PushPullState(NamedTuple):
   pull_receipt: Receipt
   dense_bytes: jax.Array  # what a worker would send uncompressed: all values out, its slice back
 
+  PER_WORKER = dict.fromkeys(
+      ('worker', 'push_residual', 'push', 'pull_residual', 'pull', 'optimizer'), NEVER)
 
-SLICED = ('push_residual', 'push', 'pull_residual', 'pull', 'optimizer')  # of these, arrays differ by worker
+  def metrics(self) -> dict[str, jax.Array]:
+    """Bytes of one worker in the last step, by direction."""
+    return {'push_bytes': self.push_receipt.encoded_bytes, 'pull_bytes': self.pull_receipt.encoded_bytes,
+            'dense_bytes': self.dense_bytes}
+
 
 
 def push_pull(
@@ -189,8 +196,7 @@ def server_params(params: Any, state: Any) -> Any:
   Raises:
     ValueError: if there is none, or several.
   """
-  is_one = lambda x: isinstance(x, PushPullState)
-  found = [x for x in jax.tree.leaves(state, is_leaf=is_one) if is_one(x)]
+  found = find(state, lambda x: isinstance(x, PushPullState))
   if len(found) != 1:
     raise ValueError(f'there must be one push_pull in the optimizer, got {len(found)}')
   if not found[0].pull_residual:

@@ -2,6 +2,8 @@
 
 from dct_jax.transport.calls import (
     gather_messages,
+    is_bulk,
+    mean,
     reduce_messages,
     reduce_stream,
     scatter_messages,
@@ -11,5 +13,7 @@ from dct_jax.transport.calls import (
 from dct_jax.transport.connect import Transport, connect, local_group
 from dct_jax.transport.links import Links, local_links, open_links
 
-__all__ = ['Links', 'Transport', 'connect', 'gather_messages', 'local_group', 'local_links', 'open_links',
-           'reduce_messages', 'reduce_stream', 'scatter_messages', 'start_messages', 'wait_messages']
+__all__ = [
+    'Links', 'Transport', 'connect', 'gather_messages', 'is_bulk', 'local_group', 'local_links', 'mean',
+    'open_links', 'reduce_messages', 'reduce_stream', 'scatter_messages', 'start_messages', 'wait_messages',
+]

@@ -15,46 +15,11 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from dct_jax.kernels import stream_twin, values
+from dct_jax.wire.exchanges import Algorithm, Op, Settings
+from dct_jax.wire.format import VALUE_CODES
 
-ALGORITHMS = ('all_gather', 'recursive_double', 'split_all_gather', 'dsar', 'dense')
-OPS = ('sum', 'max', 'min', 'product', 'or')
 INFO = 8
 BULK_WORDS = 2**15
-
-
-class Settings(NamedTuple):
-  """What a reduction may be told; static.
-
-  Attributes:
-    index_codec: how indices travel between workers: 'auto' (the shortest), 'int32', 'gap16', 'rice', 'bitmap'.
-    delta: share of a range's coordinates beyond which it travels dense.
-    bits: of QSGD in the second half of 'dsar'; 0 sends float32.
-    bucket: of QSGD.
-  """
-
-  index_codec: str = 'auto'
-  delta: float = 0.5
-  bits: int = 0
-  bucket: int = 1024
-
-  def check(self) -> Settings:
-    """Itself, or a ValueError."""
-    if self.index_codec != 'auto' and self.index_codec not in stream_twin.INDEX_CODES:
-      raise ValueError(f"index_codec must be 'auto' or one of {tuple(stream_twin.INDEX_CODES)}, got "
-                       f'{self.index_codec=}')
-    if not 0 < self.delta <= 1:
-      raise ValueError(f'delta must be above 0 and at most 1, got {self.delta=}')
-    if self.bits not in (0, 2, 4, 8):
-      raise ValueError(f'bits must be 0, 2, 4 or 8, got {self.bits=}')
-    if self.bucket < 32 or self.bucket % 32:
-      raise ValueError(f'bucket must be a multiple of 32, got {self.bucket=}')
-    return self
-
-  def attributes(self) -> dict:
-    code = 255 if self.index_codec == 'auto' else stream_twin.INDEX_CODES[self.index_codec]
-    return {'index_codec': np.int64(code), 'delta': np.float64(self.delta), 'bits': np.int64(self.bits),
-            'bucket': np.int64(self.bucket)}
 
 
 class Info(NamedTuple):
@@ -134,7 +99,7 @@ def is_bulk(words) -> jax.Array:
 
 def _message_attributes(dense_layers, unit, value_codec):
   return {'dense_layers': np.int64(dense_layers), 'unit': np.int64(unit),
-          'value_codec': np.int64(values.CODES[value_codec])}
+          'value_codec': np.int64(VALUE_CODES[value_codec])}
 
 
 def _control(*scalars):
@@ -155,7 +120,7 @@ def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings
     layers: those that entries were selected from, then those that travel whole; their shapes count.
     channel: from `Transport.open`.
     settings: static choices.
-    algorithm: number in `ALGORITHMS`, equal on all workers.
+    algorithm: number of a `wire.exchanges.Algorithm`, equal on all workers.
     seed: of QSGD's rounding, equal on all workers.
     bulk: as in `gather_messages`.
     started: 1 takes the result of `start_messages` if there is one for this message.
@@ -195,7 +160,7 @@ def wait_messages(handle: jax.Array, message: jax.Array, *args, **options):
   return reduce_messages(message, *args, started=1 + handle[0], **options)
 
 
-def reduce_stream(indices, value, count, size: int, channel: int, settings: Settings, *, algorithm, op='sum',
+def reduce_stream(indices, value, count, size: int, channel: int, settings: Settings, *, algorithm, op: Op = Op.SUM,
                   seed=0, capacity: int | None = None):
   """Reduces one vector a worker, given by its entries.
 
@@ -206,8 +171,8 @@ def reduce_stream(indices, value, count, size: int, channel: int, settings: Sett
     size: coordinates.
     channel: from `Transport.open`.
     settings: static choices.
-    algorithm: number in `ALGORITHMS`, equal on all workers.
-    op: one of `OPS`.
+    algorithm: number of a `wire.exchanges.Algorithm`, equal on all workers.
+    op: what is done with values of the same coordinate.
     seed: of QSGD's rounding, equal on all workers.
     capacity: entries of the result; None asks for a dense result.
 
@@ -221,5 +186,12 @@ def reduce_stream(indices, value, count, size: int, channel: int, settings: Sett
     shapes += [_words(capacity), jax.ShapeDtypeStruct((capacity,), value.dtype)]
   control = _control(count, algorithm, seed, is_bulk(2 * value.size))
   info, *out = _call('reduce_stream', shapes, [control, indices, value], channel=np.int64(channel),
-                     size=np.int64(size), op=np.int64(OPS.index(op)), **settings.attributes())
+                     size=np.int64(size), op=np.int64(op), **settings.attributes())
   return info, (out[0] if capacity is None else tuple(out))
+
+
+def mean(x: jax.Array, channel: int, workers: int) -> jax.Array:
+  """The mean of a short vector over workers, in one round; for a loss and its like."""
+  nothing = jnp.zeros(0, jnp.uint32)  # no indices: the vector is dense
+  _, total = reduce_stream(nothing, x, x.size, x.size, channel, Settings(), algorithm=int(Algorithm.ALL_GATHER))
+  return total / workers

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from dct_jax.kernels import native
+from dct_jax import native
 
 ADDRESS = 64  # bytes that an address may take
 

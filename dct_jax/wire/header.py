@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dct_jax.kernels import stream_twin
+from dct_jax.wire.format import HEADER
 
-WORDS = stream_twin.HEADER
+WORDS = HEADER
 NONFINITE = 1  # flag: this worker's gradient was not finite
 
 

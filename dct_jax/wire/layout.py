@@ -7,7 +7,7 @@ import math
 
 import jax
 
-from dct_jax.kernels import values
+from dct_jax.wire import values
 
 MAX_UNIVERSE = 2**30
 

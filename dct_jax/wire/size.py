@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from dct_jax.kernels import values
-from dct_jax.kernels.stream_twin import HEADER, INDEX_CODES
+from dct_jax.arrays import ceil_div
+from dct_jax.wire import values
+from dct_jax.wire.format import HEADER, INDEX_CODES, VALUE_CODES
 from dct_jax.wire.layout import Layout
 
 INDEX_CODECS = ('auto', *INDEX_CODES)
-VALUE_CODECS = tuple(values.CODES)
+VALUE_CODECS = tuple(VALUE_CODES)
 ROUNDING_WORDS = 3  # what rounding three sections up to words can cost
 
 
@@ -63,3 +64,13 @@ def entry_limit(words, layout: Layout, index_codec: str, value_codec: str):
   left = jnp.maximum(jnp.asarray(words).astype(jnp.int32) - once, 0)
   entries = left // each * 32 + left % each * 32 // each  # 32 * left // each without overflow
   return jnp.minimum(jnp.max(entries), universe).astype(jnp.uint32)
+
+
+def qsgd_words(count: int, bits: int, bucket: int) -> int:
+  """Words of a QSGD block of `count` entries: scales of buckets, then codes."""
+  return ceil_div(count, bucket) + ceil_div(count * bits, 32)
+
+
+def three_lc_bytes(count: int) -> int:
+  """Bytes of `count` 3-values before zero-run encoding, which never makes them more."""
+  return ceil_div(count, 5)

@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import Mesh
 
 import dct_jax
-from dct_jax import transport
-from dct_jax.collectives import Costs, Stream, all_gather, allreduce, sparse_all_reduce
+from dct_jax import native, transport
+from dct_jax.arrays import Stream
+from dct_jax.collectives import Costs, all_gather, allreduce, sparse_all_reduce
 from dct_jax.collectives.streams import Exchange
-from dct_jax.kernels import native
 from dct_jax.transport import connect
 
 needs_native = pytest.mark.skipif(not native.AVAILABLE, reason='the native kernels are not built')
@@ -131,7 +131,7 @@ def test_connect_refuses_a_mesh_without_this_process(monkeypatch):
 
 
 def test_connect_needs_the_native_kernels(monkeypatch):
-  monkeypatch.setattr(native, '_native', None)
+  monkeypatch.setattr(native.loader, '_native', None)
   with pytest.raises(RuntimeError, match='this needs the native kernels'):
     connect(types.SimpleNamespace(shape={}))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dct_jax.collectives import costs
+from dct_jax.collectives.algorithms import ALGORITHMS
 from dct_jax.collectives.costs import Costs, Instance
-from dct_jax.transport.calls import ALGORITHMS
 
 N = 1 << 20
 SLOW = 1.25e6  # bytes a second: 10 Mbit

@@ -14,7 +14,7 @@ from reference import three_lc as oracle
 
 import dct_jax
 from dct_jax import kernels
-from dct_jax.kernels import three_lc_twin as twin
+from dct_jax.kernels import three_values, zero_runs
 
 SIZES, NUM_DENSE = (1000, 33, 6, 1, 45_000), 5  # the last one has several parts
 MULTIPLIERS = [1.0, 1.5, 1.75, 1.9]
@@ -65,8 +65,8 @@ def most_words(sizes, num_dense):
 def test_base_3_5_by_hand(values, code):
   q = np.array(values, np.int8)
   assert oracle.fold(q).tolist() == code
-  assert twin.fold(jnp.asarray(q)).tolist() == code
-  assert twin.unfold(jnp.array(code, jnp.uint8), q.size).tolist() == values
+  assert three_values.fold(jnp.asarray(q)).tolist() == code
+  assert three_values.unfold(jnp.array(code, jnp.uint8), q.size).tolist() == values
 
 
 @pytest.mark.parametrize('code, short', [
@@ -83,11 +83,11 @@ def test_base_3_5_by_hand(values, code):
 def test_zero_runs_by_hand(code, short):
   code = np.array(code, np.uint8)
   assert oracle.zero_run(code).tolist() == short
-  symbols, length, stands_for = twin.zero_run(jnp.asarray(code))
+  symbols, length, stands_for = zero_runs.encode(jnp.asarray(code))
   assert symbols[:length].tolist() == short
   if short:
     assert stands_for[length - 1] == code.size
-  decoded, count = twin.zero_run_decode(symbols, length, code.size)
+  decoded, count = zero_runs.decode(symbols, length, code.size)
   assert decoded.tolist() == code.tolist() and count == code.size
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from reference import linear as reference
 
-from dct_jax.collectives.streams import Stream
-from dct_jax.data import columns
-from dct_jax.data.synthetic_linear import SyntheticLinear, generate
+from dct_jax.arrays import Stream
+from dct_jax.data.linear import columns
+from dct_jax.data.linear.synthetic import SyntheticLinear, generate
 from dct_jax.models import coordinate_descent, penalty
 
 SIZE, ROWS, PICKS = 61, 40, 7

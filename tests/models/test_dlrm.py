@@ -14,8 +14,9 @@ import pytest
 from reference import dct_mp
 from reference import dlrm as oracle
 
+from dct_jax import tables as embeddings
 from dct_jax.boundaries import SparseBoundary, sparse_boundary
-from dct_jax.models import dlrm, embeddings
+from dct_jax.models import dlrm
 from dct_jax.models.dlrm import Dlrm
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from reference import linear as reference
 
-from dct_jax.collectives.streams import Stream
-from dct_jax.data import entries, libsvm
-from dct_jax.data.csr import normalize_rows
-from dct_jax.data.synthetic_linear import SyntheticLinear, generate
+from dct_jax.arrays import Stream
+from dct_jax.data.linear import entries, libsvm
+from dct_jax.data.linear.csr import normalize_rows
+from dct_jax.data.linear.synthetic import SyntheticLinear, generate
 from dct_jax.models import linear, penalty
 
 SIZE = 60

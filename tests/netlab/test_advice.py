@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from dct_jax.collectives.algorithms import ALGORITHMS
 from dct_jax.collectives.costs import Costs, Instance, features, predict
 from dct_jax.netlab import __main__ as command
 from dct_jax.netlab import advise, calibrate
-from dct_jax.transport.calls import ALGORITHMS
 
 
 def made_up(workers=4):

@@ -12,8 +12,8 @@ from reference import linear as reference
 
 import dct_jax
 from dct_jax import train
-from dct_jax.data import columns, entries
-from dct_jax.data.synthetic_linear import SyntheticLinear, generate
+from dct_jax.data.linear import columns, entries
+from dct_jax.data.linear.synthetic import SyntheticLinear, generate
 from dct_jax.models import coordinate_descent, linear, penalty
 from dct_jax.train import report
 

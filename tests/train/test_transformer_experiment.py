@@ -27,7 +27,7 @@ def run(*arguments, name='transformer_iwslt', small=SMALL):
 @pytest.fixture(scope='module')
 def text(tmp_path_factory):
   """A directory of parallel text, small enough that a whole test set is translated in seconds."""
-  from dct_jax.data import synthetic_translation
+  from dct_jax.data.translation import synthetic as synthetic_translation
 
   folder = tmp_path_factory.mktemp('text')
   sets = synthetic_translation.generate(rows=600, valid_rows=30, test_rows=40)

@@ -10,7 +10,7 @@ from reference import three_lc as oracle
 
 import dct_jax
 from dct_jax import train
-from dct_jax.collectives.all_gather import mean_words
+from dct_jax.collectives.accounts import mean_words
 from dct_jax.collectives.owners import Owners
 from dct_jax.contract import Size
 

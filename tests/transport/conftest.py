@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dct_jax.kernels import native
+from dct_jax import native
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 

@@ -10,7 +10,8 @@ import pytest
 import workers
 
 from dct_jax import transport
-from dct_jax.transport.calls import ALGORITHMS, Settings
+from dct_jax.collectives.algorithms import ALGORITHMS
+from dct_jax.wire.exchanges import Settings
 
 BROKEN = 'has closed its connection|cannot be reached|is in another exchange'
 

@@ -13,7 +13,8 @@ from reference import wire
 
 import dct_jax
 from dct_jax import transport
-from dct_jax.transport.calls import ALGORITHMS, Settings
+from dct_jax.collectives.algorithms import ALGORITHMS
+from dct_jax.wire.exchanges import Settings
 
 SHAPES = ((17, 13), (5,), (257,), (8, 3, 2))  # the second one travels whole
 COMPRESSORS = {

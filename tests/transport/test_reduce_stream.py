@@ -8,7 +8,8 @@ from reference import qsgd
 from reference import sparse_allreduce as oracle
 
 from dct_jax import transport
-from dct_jax.transport.calls import ALGORITHMS, Settings
+from dct_jax.collectives.algorithms import ALGORITHMS
+from dct_jax.wire.exchanges import Settings
 
 DTYPES = {'float32': ('sum', 'max', 'min', 'product'), 'float64': ('sum', 'max', 'min', 'product'),
           'uint32': ('sum', 'max', 'min', 'product', 'or')}

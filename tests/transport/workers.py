@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from dct_jax import transport
-from dct_jax.transport.calls import ALGORITHMS, Settings
+from dct_jax.collectives.algorithms import ALGORITHMS
+from dct_jax.wire.exchanges import Settings
 
 
 def in_threads(body, workers):

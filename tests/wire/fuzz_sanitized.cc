@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "stream.h"
+#include "kernels/stream.h"
 
 int main(int argc, char** argv) {
   const long messages = argc > 1 ? std::atol(argv[1]) : 100000;

@@ -25,7 +25,7 @@ def test_native_decoder_under_address_sanitizer(tmp_path):
   program = tmp_path / 'fuzz'
   built = subprocess.run(
       [compiler, '-std=c++20', '-O1', '-fsanitize=address,undefined', '-fno-sanitize-recover=all',
-       '-isystem', jax.ffi.include_dir(), '-I', HERE.parents[1] / 'dct_jax/kernels/src',
+       '-isystem', jax.ffi.include_dir(), '-I', HERE.parents[1] / 'dct_jax/native/src',
        HERE / 'fuzz_sanitized.cc', '-o', program], capture_output=True, text=True, check=False)
   if 'cannot find' in built.stderr:
     pytest.skip('this compiler has no sanitizers')

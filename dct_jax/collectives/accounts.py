@@ -1,0 +1,25 @@
+"""What several collectives count in the same way."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from dct_jax import axes
+from dct_jax.transport import Transport
+
+FRAME_HEAD = 16  # bytes that a transport puts before a message
+
+
+def mean_words(words: jax.Array) -> jax.Array:
+  """Over workers, rounded up, without a sum that could overflow."""
+  workers = words.size
+  rest = jnp.sum(words % workers, dtype=jnp.uint32)
+  return jnp.sum(words // workers, dtype=jnp.uint32) + (rest + workers - 1) // workers
+
+
+def check_size(transport: Transport, axis_name: axes.AxisName | None) -> None:
+  """Refuses a transport that connects another number of workers than an axis has."""
+  if axes.axis_size(axis_name) != transport.size:
+    raise ValueError(f'the transport connects {transport.size} workers, but {axis_name=} has '
+                     f'{axes.axis_size(axis_name)}; simulated workers need no transport')

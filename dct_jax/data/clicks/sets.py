@@ -1,0 +1,34 @@
+"""Click logs from whichever source."""
+
+from __future__ import annotations
+
+import os
+
+from dct_jax.data.clicks import criteo, frappe
+from dct_jax.data.clicks import synthetic as synthetic_clicks
+from dct_jax.data.clicks.rows import ClickSets
+
+SYNTHETIC = {'rows': 500_000, 'test_rows': 100_000, 'seed': 0}
+
+
+def load(data: str, cache_dir: str | os.PathLike, **options) -> ClickSets:
+  """Loads a training and a test set.
+
+  Args:
+    data: '' or 'synthetic' (not real data), the path of a file in Criteo's format, or a directory with
+      Frappe's files.
+    cache_dir: where prepared files are kept; the synthetic set needs none.
+    options: of `synthetic_clicks.generate` (500,000 and 100,000 rows unless they say otherwise),
+      `criteo.prepare` or `frappe.load`.
+
+  Raises:
+    ValueError: if there is no such file or directory, or it has another format.
+  """
+  if data in ('', 'synthetic'):
+    return synthetic_clicks.generate(**{**SYNTHETIC, **options})
+  if os.path.isdir(data):
+    return frappe.load(data, cache_dir, **options)
+  if os.path.isfile(data):
+    return criteo.prepare(data, cache_dir, **options)
+  raise ValueError("data must be '', 'synthetic', a file in Criteo's format or a directory with Frappe's "
+                   f'files, got {data=}')

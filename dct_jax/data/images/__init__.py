@@ -1,0 +1,1 @@
+"""Images: MNIST and CIFAR-10, and digits that stand in for them."""

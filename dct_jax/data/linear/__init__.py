@@ -1,0 +1,6 @@
+"""Sparse rows for linear models: libsvm files, URLs, and a synthetic set."""
+
+from dct_jax.data.linear.csr import Csr
+from dct_jax.data.linear.sets import load_linear
+
+__all__ = ['Csr', 'load_linear']

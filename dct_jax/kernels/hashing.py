@@ -1,0 +1,33 @@
+"""Mixed bits: random numbers that need no state, and checksums. The native kernels have the same ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dct_jax.arrays import u32
+
+GOLDEN = 0x9E3779B1
+
+
+def mix(x: jax.Array) -> jax.Array:
+  """A uint32 for each uint32, in which every bit depends on all others."""
+  x = (x ^ x >> 16) * u32(0x7FEB352D)
+  x = (x ^ x >> 15) * u32(0x846CA68B)
+  return x ^ x >> 16
+
+
+def noise(seed: Any, index: jax.Array) -> jax.Array:
+  """16 random bits for every index, as uint32."""
+  return mix(index ^ mix(u32(seed) + u32(GOLDEN))) >> 16
+
+
+def checksum(words: jax.Array, length: jax.Array) -> jax.Array:
+  """A sum of the mixed words of a message but its own: any single change is noticed, in any order of adding."""
+  i = jnp.arange(words.size, dtype=jnp.uint32)
+  x = words + i * u32(GOLDEN)
+  x = (x ^ x >> 16) * u32(0x7FEB352D)
+  x = x ^ x >> 15
+  return jnp.sum(jnp.where((i < length) & (i != 5), x, 0), dtype=jnp.uint32)

@@ -1,0 +1,1 @@
+"""What models are judged by. NumPy and sacrebleu; no JAX in here."""

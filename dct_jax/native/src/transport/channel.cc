@@ -1,0 +1,309 @@
+#include "transport/channel.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <map>
+
+namespace dct {
+namespace {
+
+constexpr uint32_t kFrameMagic = 0xDC7F7A3Eu;
+
+struct FrameHead {
+  uint32_t magic, sequence;
+  uint64_t length;
+};
+static_assert(sizeof(FrameHead) == kFrameHead);
+
+double now() {
+  using clock = std::chrono::steady_clock;
+  return std::chrono::duration<double>(clock::now().time_since_epoch()).count();
+}
+
+// A frame on its way out: where we are in its pieces.
+struct Sending {
+  int peer;
+  FrameHead head;
+  std::vector<iovec> parts;
+  size_t part = 0;
+
+  void advance(size_t sent) {
+    while (part < parts.size() && sent >= parts[part].iov_len) sent -= parts[part++].iov_len;
+    if (part == parts.size()) return;
+    parts[part].iov_base = static_cast<char*>(parts[part].iov_base) + sent;
+    parts[part].iov_len -= sent;
+  }
+};
+
+// A frame on its way in: first its head, then its body.
+struct Receiving {
+  Incoming* to;
+  FrameHead head;
+  int64_t got = 0;  // bytes, head included
+  bool done() const { return got >= kFrameHead && got == kFrameHead + int64_t(head.length); }
+};
+
+bool try_again(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+Channel::Channel(int rank, std::vector<int> sockets, std::vector<std::string> names, double timeout)
+    : rank_(rank), sockets_(std::move(sockets)), names_(std::move(names)), timeout_(timeout),
+      frames_out_(sockets_.size()), frames_in_(sockets_.size()) {
+  // BBR, some systems' default, paces a connection by what it got lately. Here that is a share of the link in one
+  // exchange and all of it in the next, so that it is always behind; CUBIC just fills the link.
+  const int yes = 1;
+  const char cubic[] = "cubic";
+  for (int fd : sockets_) {
+    if (fd < 0) continue;
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, cubic, sizeof cubic - 1);  // where there is none: the default
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);  // fails on a local pair: no matter
+  }
+}
+
+Channel::~Channel() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = true;
+  }
+  for (int fd : sockets_) {
+    if (fd >= 0) shutdown(fd, SHUT_RDWR);  // wakes a job that waits for somebody
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  close_all();
+}
+
+void Channel::close_all() {
+  for (int& fd : sockets_) {
+    if (fd >= 0) close(fd);
+    fd = -1;
+  }
+}
+
+void Channel::fail(int peer, const std::string& what) {
+  broken_ = "worker " + std::to_string(peer) + " (" + names_[size_t(peer)] + ") " + what;
+  close_all();  // the others must not wait for us
+  throw Failure(broken_);
+}
+
+void Channel::note(char what) {
+  constexpr size_t kKept = 10000;
+  std::lock_guard<std::mutex> lock(events_mutex_);
+  events_.push_back({what, now()});
+  if (events_.size() > kKept) events_.pop_front();
+}
+
+std::vector<Event> Channel::timeline() {
+  std::lock_guard<std::mutex> lock(events_mutex_);
+  return {events_.begin(), events_.end()};
+}
+
+void Channel::abandon(const std::string& why) {
+  if (broken_.empty()) broken_ = why;
+  close_all();
+}
+
+void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in, bool in_turn) {
+  if (!broken_.empty()) throw Failure("the channel is closed: " + broken_);
+  const double begin = now();
+  note('(');
+  std::vector<Sending> sends(out.size());
+  std::vector<Receiving> receives;
+  for (size_t i = 0; i < out.size(); ++i) {
+    Sending& s = sends[i];
+    s.peer = out[i].peer;
+    s.head = {kFrameMagic ^ kind_, frames_out_[size_t(s.peer)]++, 0};
+    s.parts.push_back({&s.head, sizeof s.head});
+    for (const Piece& piece : out[i].pieces) {
+      if (!piece.bytes) continue;
+      s.parts.push_back({const_cast<void*>(piece.data), size_t(piece.bytes)});
+      s.head.length += uint64_t(piece.bytes);
+    }
+    traffic_.sent += s.head.length + kFrameHead;
+  }
+  for (Incoming& i : *in) receives.push_back({&i, {}, 0});
+
+  auto send_some = [&](Sending& s) {
+    while (s.part < s.parts.size()) {
+      msghdr message{};
+      message.msg_iov = &s.parts[s.part];
+      message.msg_iovlen = s.parts.size() - s.part;
+      ssize_t n = sendmsg(sockets_[size_t(s.peer)], &message, MSG_NOSIGNAL);
+      if (n < 0 && try_again(errno)) return;
+      if (n < 0) fail(s.peer, std::string("cannot be reached: ") + strerror(errno));
+      s.advance(size_t(n));
+    }
+  };
+  auto receive_some = [&](Receiving& r) {
+    const int peer = r.to->peer;
+    while (!r.done()) {
+      const bool in_head = r.got < kFrameHead;
+      uint8_t* at = in_head ? reinterpret_cast<uint8_t*>(&r.head) + r.got
+                            : r.to->frame.begin() + (r.got - kFrameHead);
+      int64_t most = in_head ? kFrameHead - r.got : kFrameHead + int64_t(r.head.length) - r.got;
+      ssize_t n = recv(sockets_[size_t(peer)], at, size_t(most), 0);
+      if (n < 0 && try_again(errno)) return;
+      if (n < 0) fail(peer, std::string("cannot be reached: ") + strerror(errno));
+      if (n == 0) fail(peer, "has closed its connection; it, or a worker it depends on, has stopped");
+      r.got += n;
+      if (in_head && r.got == kFrameHead) {
+        if (r.head.magic != (kFrameMagic ^ kind_) || r.head.sequence != frames_in_[size_t(peer)]++) {
+          fail(peer, "is in another exchange than this worker; all must run the same program");
+        }
+        r.to->frame = Block<uint8_t>(int64_t(r.head.length));
+      }
+    }
+  };
+
+  double progress = begin;
+  for (;;) {
+    std::vector<pollfd> waits;
+    std::vector<int> peers;
+    auto want = [&](int peer, short events) {
+      for (size_t i = 0; i < peers.size(); ++i) {
+        if (peers[i] == peer) { waits[i].events |= events; return; }
+      }
+      peers.push_back(peer);
+      waits.push_back({sockets_[size_t(peer)], events, 0});
+    };
+    for (Sending& s : sends) {
+      send_some(s);
+      if (s.part == s.parts.size()) continue;
+      want(s.peer, POLLOUT);
+      if (in_turn) break;
+    }
+    for (Receiving& r : receives) {
+      receive_some(r);
+      if (!r.done()) want(r.to->peer, POLLIN);
+    }
+    if (waits.empty()) break;
+    const int left = int(std::max(0.0, std::min(1.0, progress + timeout_ - now())) * 1000) + 1;
+    const int ready = poll(waits.data(), nfds_t(waits.size()), left);
+    const double time = now();
+    if (ready > 0) {
+      progress = time;
+    } else if (time - progress > timeout_) {
+      fail(peers[0], "has not answered for " + std::to_string(int64_t(timeout_)) + " s");
+    }
+  }
+  for (const Receiving& r : receives) traffic_.received += uint64_t(r.got);
+  note(')');
+  ++traffic_.calls;
+  traffic_.seconds += now() - begin;
+}
+
+std::vector<Incoming> Channel::exchange_all(const std::function<std::vector<Piece>(int)>& pieces) {
+  std::vector<Outgoing> out;
+  std::vector<Incoming> in;
+  int64_t largest = 0;
+  for (int i = 1; i < size(); ++i) {
+    out.push_back({(rank_ + i) % size(), pieces((rank_ + i) % size())});
+    in.push_back({(rank_ + size() - i) % size(), {}});
+    int64_t bytes = 0;
+    for (const Piece& piece : out.back().pieces) bytes += piece.bytes;
+    largest = std::max(largest, bytes);
+  }
+  exchange(out, &in, largest > kInTurnFrom);
+  std::sort(in.begin(), in.end(), [](auto& a, auto& b) { return a.peer < b.peer; });
+  return in;
+}
+
+std::vector<Incoming> Channel::gather(const std::vector<Piece>& pieces, bool bulk) {
+  if (!bulk) return exchange_all([&](int) { return pieces; });
+  const int next = (rank_ + 1) % size(), before = (rank_ + size() - 1) % size();
+  std::vector<Incoming> all;
+  for (int i = 1; i < size(); ++i) {
+    std::vector<Piece> parcel = pieces;  // ours first, then what came last
+    if (i > 1) parcel = {{all.back().frame.begin(), all.back().frame.size}};
+    std::vector<Incoming> one(1);
+    one[0].peer = before;
+    exchange({{next, parcel}}, &one);
+    one[0].peer = (rank_ + size() - i) % size();  // whose it was
+    all.push_back(std::move(one[0]));
+  }
+  std::sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.peer < b.peer; });
+  return all;
+}
+
+void Channel::start(std::function<void()> job) {
+  note('s');
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  jobs_.push_back(std::move(job));
+  changed_.notify_all();
+}
+
+void Channel::wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return !done_.empty(); });
+  std::exception_ptr error = done_.front();
+  done_.erase(done_.begin());
+  if (error) std::rethrow_exception(error);
+}
+
+void Channel::serve() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return ending_ || !jobs_.empty(); });
+    if (ending_) return;
+    std::function<void()> job = std::move(jobs_.front());
+    jobs_.erase(jobs_.begin());
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      job();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    done_.push_back(error);
+    changed_.notify_all();
+  }
+}
+
+namespace {
+std::mutex registry_mutex;
+std::map<int64_t, std::shared_ptr<Channel>>& registry() {
+  static auto* all = new std::map<int64_t, std::shared_ptr<Channel>>;  // outlives every thread
+  return *all;
+}
+int64_t next_number = 0;
+}  // namespace
+
+int64_t open_channel(int rank, std::vector<int> sockets, std::vector<std::string> names,
+                     double timeout) {
+  auto made = std::make_shared<Channel>(rank, std::move(sockets), std::move(names), timeout);
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  registry()[next_number] = std::move(made);
+  return next_number++;
+}
+
+std::shared_ptr<Channel> channel(int64_t number) {
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  auto found = registry().find(number);
+  if (found == registry().end()) throw Failure("channel " + std::to_string(number) + " is not open");
+  return found->second;
+}
+
+void close_channel(int64_t number) {
+  std::shared_ptr<Channel> last;
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  auto found = registry().find(number);
+  if (found == registry().end()) return;
+  last = std::move(found->second);
+  registry().erase(found);
+}
+
+}  // namespace dct

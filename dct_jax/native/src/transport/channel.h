@@ -1,0 +1,128 @@
+// A channel: this process's TCP connections to the other workers of a group.
+//
+// XLA's own collectives move buffers of static size. Here a message is as long as it is: every frame
+// says its length. One channel serves one collective; several of them may be in use at once.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/memory.h"
+
+namespace dct {
+
+struct Piece {
+  const void* data;
+  int64_t bytes;
+};
+
+struct Outgoing {
+  int peer;
+  std::vector<Piece> pieces;  // sent one after the other as one frame
+};
+
+struct Incoming {
+  int peer;
+  Block<uint8_t> frame;
+};
+
+constexpr int64_t kFrameHead = 16;  // magic, sequence number, length
+
+// Frames up to this many bytes are sent to all workers at once, larger ones in turn: to the next worker, then to
+// the one after it, ... Then no two begin with the same worker, and its link is not torn between them.
+constexpr int64_t kInTurnFrom = 1 << 16;
+
+// Counted since the channel was opened.
+struct Traffic {
+  uint64_t calls = 0, sent = 0, received = 0;  // bytes with frame heads
+  double seconds = 0;  // spent in exchanges, waiting included
+};
+
+struct Event {
+  char what;    // 's': started in the background; '(' and ')': an exchange
+  double time;  // seconds of the steady clock
+};
+
+class Failure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class Channel {
+ public:
+  // `sockets[i]` leads to worker i (-1 at `rank`); the channel owns them from now on.
+  Channel(int rank, std::vector<int> sockets, std::vector<std::string> names, double timeout);
+  ~Channel();
+  Channel(const Channel&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return int(sockets_.size()); }
+  const Traffic& traffic() const { return traffic_; }
+
+  // The latest events, oldest first.
+  std::vector<Event> timeline();
+
+  // Says what the next exchanges are about. A worker that says something else is in another program.
+  void begin(uint32_t kind) { kind_ = kind; }
+
+  // Sends and receives whole frames: all at once, or (`in_turn`) sends one after the other. Throws Failure
+  // when a worker is gone, silent for
+  // longer than the timeout, or in another call than we are; the channel is of no use then.
+  void exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in, bool in_turn = false);
+
+  // One frame to and from every other worker: `pieces(peer)` goes out, frames come back by worker.
+  std::vector<Incoming> exchange_all(const std::function<std::vector<Piece>(int)>& pieces);
+
+  // Closes a channel on which something else went wrong: the others must not wait for us.
+  void abandon(const std::string& why);
+
+  // The same frame to every other worker; theirs come back by worker. In bulk (all must agree on that) frames
+  // travel around a ring: one flow a link and direction, which fills it best. Otherwise directly.
+  std::vector<Incoming> gather(const std::vector<Piece>& pieces, bool bulk);
+
+  // Runs a job on the channel's own thread, one after the other; and waits for the oldest one.
+  void start(std::function<void()> job);
+  void wait();
+
+ private:
+  [[noreturn]] void fail(int peer, const std::string& what);
+  void close_all();
+  void serve();
+  void note(char what);
+
+  int rank_;
+  std::vector<int> sockets_;
+  std::vector<std::string> names_;
+  double timeout_;
+  uint32_t kind_ = 0;
+  std::string broken_;
+  std::vector<uint32_t> frames_out_, frames_in_;  // by worker: both ends must count alike
+  Traffic traffic_;
+
+  std::mutex events_mutex_;
+  std::deque<Event> events_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::function<void()>> jobs_;
+  std::vector<std::exception_ptr> done_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+// Channels by number, for handlers and Python. Numbers are not used again.
+int64_t open_channel(int rank, std::vector<int> sockets, std::vector<std::string> names,
+                     double timeout);
+std::shared_ptr<Channel> channel(int64_t number);
+void close_channel(int64_t number);
+
+}  // namespace dct

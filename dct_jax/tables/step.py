@@ -1,0 +1,120 @@
+"""Training with embedding tables: everything else by an optax optimizer, rows by one of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dct_jax import kernels
+from dct_jax.state import INNER, NEVER
+from dct_jax.tables.exchange import RowExchange
+from dct_jax.tables.optimizers import RowOptimizer
+from dct_jax.train import step as steps
+from dct_jax.transforms import local_value_and_grad
+
+
+class RowsState(NamedTuple):
+  """State of a training with tables. They are here, not among the parameters, as every worker has its own."""
+
+  inner: Any  # of the optimizer of everything else
+  tables: Any  # float32[rows, width], by worker
+  rows: Any  # of the optimizer of rows, by worker
+
+  PER_WORKER = {'inner': INNER, 'tables': NEVER, 'rows': NEVER}
+
+
+def init_rows(optimizer: RowOptimizer, tables: jax.Array, opt_state: Any, specs: Any, mesh: Mesh,
+              axis_name: str = 'data') -> tuple[RowsState, RowsState]:
+  """Puts tables beside an optimizer's state.
+
+  Args:
+    optimizer: a `RowOptimizer`.
+    tables: float32[workers * rows, width]; every process passes the same.
+    opt_state: of everything else, from `dct_jax.init`.
+    specs: likewise.
+    mesh: from `make_mesh`.
+    axis_name: axis of the workers.
+
+  Returns:
+    The state and its specs.
+  """
+  shard = PartitionSpec(axis_name)
+  place = lambda x: jax.make_array_from_callback(
+      x.shape, NamedSharding(mesh, shard), lambda index: np.asarray(x)[index])
+  rows = optimizer.init(tables)
+  return (RowsState(opt_state, place(tables), jax.tree.map(place, rows)),
+          RowsState(specs, shard, jax.tree.map(lambda _: shard, rows)))
+
+
+def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: RowExchange,
+                  mesh: Mesh, specs: RowsState, axis_name: str = 'data') -> Callable:
+  """One training step on all workers, as `make_step` makes it, with tables.
+
+  Args:
+    loss_fn: (params, rows, batch) -> (loss of this worker's part of the batch, dict of scalars).
+    tx: a chain with a compressed mean over `axis_name` in it, for the parameters.
+    optimizer: a `RowOptimizer`. It sees the mean over workers, as `tx` does.
+    exchange: where rows come from.
+    mesh: from `make_mesh`.
+    specs: from `init_rows`.
+    axis_name: axis of the workers.
+
+  Returns:
+    step(params, state, batch) -> (params, state, metrics); the batch has 'categories', int32[n, fields].
+    Metrics are those of `make_step`, and `row_bytes`, what a worker sends for its rows.
+  """
+  whole, shard = PartitionSpec(), PartitionSpec(axis_name)
+  value_and_grad = local_value_and_grad(lambda both, batch: loss_fn(*both, batch), axis_name, has_aux=True)
+  mean = steps.mean_over(axis_name)
+
+  def step(params, state, batch):
+    rows, asked = exchange.fetch(state.tables, batch['categories'])
+    (loss, aux), (grads, row_grads) = value_and_grad((params, rows), batch)
+    params, state, account = update_all(tx, optimizer, exchange, params, state, grads, row_grads, asked)
+    scalars = {'loss': loss, **steps.check_aux(aux)}
+    metrics = steps.metric_means(scalars, mean, (params, state.tables))
+    return params, state, metrics | account
+
+  return jax.jit(
+      jax.shard_map(step, mesh=mesh, in_specs=(whole, specs, shard), out_specs=(whole, specs, whole)),
+      donate_argnums=(0, 1))
+
+
+def update_all(tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: RowExchange, params: Any,
+               state: RowsState, grads: Any, row_grads: jax.Array, asked: Any) -> tuple[Any, RowsState, dict]:
+  """Parameters and tables after a step, from this worker's gradients; and what was sent for them."""
+  updates, inner = tx.update(grads, state.inner, params)
+  # As in a compressed mean: what is not a number never enters, and a step that it skips is skipped here, too.
+  good = (kernels.all_finite((row_grads,)).reshape(()) != 0) & (
+      steps.skipped_steps(inner) == steps.skipped_steps(state.inner))
+  ids, at_home = exchange.give_back(jnp.where(good, row_grads / exchange.workers, 0), asked)
+  tables, row_state = optimizer.update(state.tables, state.rows, ids, at_home)
+  sent = exchange.sent_bytes(row_grads.shape[0], row_grads.shape[2])
+  account = steps.accounts(inner) | {'row_bytes': jnp.float32(sent)}
+  return optax.apply_updates(params, updates), RowsState(inner, tables, row_state), account
+
+
+def make_row_predictor(apply_fn: Callable, exchange: RowExchange, mesh: Mesh,
+                       axis_name: str = 'data') -> Callable:
+  """(params, state, batch) -> NumPy outputs for all workers' examples, in order.
+
+  Args:
+    apply_fn: (params, rows, batch) -> float[n], for one worker's part.
+    exchange: where rows come from.
+    mesh: from `make_mesh`.
+    axis_name: axis of the workers.
+  """
+  whole, shard = PartitionSpec(), PartitionSpec(axis_name)
+
+  def predict(params, tables, batch):
+    rows, _ = exchange.fetch(tables, batch['categories'])
+    return apply_fn(params, rows, batch)
+
+  compiled = jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=(whole, shard, shard), out_specs=shard))
+  return lambda params, state, batch: steps.gathered(compiled(params, state.tables, batch))

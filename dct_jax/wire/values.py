@@ -1,0 +1,67 @@
+"""Value codecs: how a float32 travels (docs/wire_format.md). Pure JAX; small enough for every platform."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+BITS = {'float32': 32, 'float16': 16, 'bfloat16': 16}
+
+
+def num_words(count: int, codec: str) -> int:
+  """Words that `count` values take; works for ints and arrays."""
+  return count if codec == 'float32' else (count + 1) // 2
+
+
+def narrow(x: jax.Array, codec: str) -> jax.Array:
+  """Rounds float32 values to the codec's type; what is too large becomes its largest number."""
+  if codec == 'float32':
+    return x
+  limit = float(jnp.finfo(codec).max)
+  return jnp.clip(x, -limit, limit).astype(codec)
+
+
+def round_trip(x: jax.Array, codec: str) -> jax.Array:
+  """The float32 value that arrives when `x` is sent."""
+  return narrow(x, codec).astype(jnp.float32)
+
+
+def int8_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """int8 numbers and a scale for each row (the last axis), float32[..., 1]; their product is near `x`."""
+  scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
+  return jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8), scale
+
+
+def scaled(x: jax.Array, codec: str) -> tuple[jax.Array, jax.Array]:
+  """Values in the codec's type and one scale, a power of two: small numbers keep their bits."""
+  bits = lax.bitcast_convert_type(jnp.max(jnp.abs(x)), jnp.uint32) & jnp.uint32(0x7F800000)
+  scale = lax.bitcast_convert_type(jnp.where(bits > 0, bits, jnp.uint32(0x3F800000)), jnp.float32)
+  return narrow(x / scale, codec), scale.reshape((1,) * x.ndim)
+
+
+def to_words(x: jax.Array, codec: str) -> jax.Array:
+  """Packs a flat float32 array into uint32 words."""
+  if codec == 'float32':
+    return lax.bitcast_convert_type(x, jnp.uint32)
+  half = lax.bitcast_convert_type(narrow(x, codec), jnp.uint16)
+  return pair(half.astype(jnp.uint32))
+
+
+def pair(half: jax.Array) -> jax.Array:
+  """Packs 16-bit numbers two a word, the first in the low half."""
+  half = jnp.pad(half, (0, half.size % 2)).reshape(-1, 2)
+  return half[:, 0] | half[:, 1] << 16
+
+
+def unpair(words: jax.Array) -> jax.Array:
+  """The inverse of `pair`: twice as many numbers as words."""
+  return jnp.stack([words & 0xFFFF, words >> 16], axis=1).reshape(-1)
+
+
+def from_words(words: jax.Array, count: int, codec: str) -> jax.Array:
+  """The inverse of `to_words`, as float32."""
+  if codec == 'float32':
+    return lax.bitcast_convert_type(words[:count], jnp.float32)
+  half = unpair(words)[:count].astype(jnp.uint16)
+  return lax.bitcast_convert_type(half, jnp.dtype(codec)).astype(jnp.float32)
