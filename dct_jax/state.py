@@ -1,14 +1,14 @@
-"""State that says what it is: which of its leaves are a worker's own, and what becomes of them on other workers.
+"""State that says what it is: which leaves are a worker's own, and how they go to another number of workers.
 
-A state class declares it once, beside its fields:
+A state class declares it once, above its fields:
 
     >>> from typing import NamedTuple
     >>> import jax, jax.numpy as jnp
     >>> from dct_jax import state
-    >>> class MyState(NamedTuple):
+    >>> @state.per_worker(residual=state.SUM)
+    ... class MyState(NamedTuple):
     ...   step: jax.Array
     ...   residual: jax.Array
-    ...   PER_WORKER = {'residual': state.SUM}  # no annotation: this is no field
 
 and then takes part in everything: `dct_jax.init` places a residual on each worker, a checkpoint keeps all of them
 and gives them to another number of workers, their sum unchanged. What is not named is equal on all workers.
@@ -24,7 +24,7 @@ else an optimizer may have, about which nothing is declared.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -37,28 +37,43 @@ COPY = 'copy'  # whatever another worker has will do
 RANK = 'rank'  # the worker's own number
 NEVER = 'never'  # only as many workers as made it can go on with it
 INNER = 'inner'  # states of others, which speak for themselves
+RULES = (SUM, MEAN, MERGE, COPY, RANK, NEVER, INNER)
 
-_foreign: dict[type, Mapping[str, str]] = {}
+State = TypeVar('State')
+
+_declared: dict[type, Mapping[str, str]] = {}
 
 
 def declare(cls: type, **fields: str) -> None:
   """Speaks for a state class that is not ours and cannot do it itself.
 
   Args:
-    cls: a NamedTuple or a dataclass that is registered as a pytree.
+    cls: a NamedTuple, or a dataclass that is registered as a pytree.
     **fields: rules of the fields that are not equal on all workers.
+
+  Raises:
+    ValueError: for a field that the class does not have, or an unknown rule.
   """
-  _foreign[cls] = fields
+  known = getattr(cls, '_fields', None) or tuple(getattr(cls, '__dataclass_fields__', fields))
+  strangers = sorted(set(fields) - set(known))
+  unknown = sorted(set(fields.values()) - set(RULES))
+  if strangers or unknown:
+    raise ValueError(f'{cls.__name__} has the fields {known}, and rules are {RULES}, got {strangers=} and {unknown=}')
+  _declared[cls] = fields
 
 
-def per_worker(node: Any) -> Mapping[str, str] | None:
-  """What the class of a node declares; None if it declares nothing."""
-  kind = type(node)
-  return _foreign[kind] if kind in _foreign else getattr(kind, 'PER_WORKER', None)
+def per_worker(**fields: str) -> Callable[[type[State]], type[State]]:
+  """Declares, above a state class, which of its fields are a worker's own; the same as `declare` after it."""
+
+  def decorate(cls):
+    declare(cls, **fields)
+    return cls
+
+  return decorate
 
 
 def _speaks(node):
-  return per_worker(node) is not None
+  return type(node) in _declared
 
 
 class Leaf(NamedTuple):
@@ -73,7 +88,7 @@ def visit(tree: Any, default: str | None = None, declared: bool = False) -> list
   """Every leaf of a state, in their order; `default` is the rule of those about which nobody says more."""
   out = []
   for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_speaks):
-    here, own = jax.tree_util.keystr(path), per_worker(node)
+    here, own = jax.tree_util.keystr(path), _declared.get(type(node))
     if own is None:
       out.append(Leaf(here, _of_leaf(default, node), declared))
       continue

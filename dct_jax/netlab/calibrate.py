@@ -18,7 +18,7 @@ from absl import logging
 from dct_jax.collectives.algorithms import ALGORITHMS, DENSE_RESULTS, number
 from dct_jax.collectives.costs import Costs, Instance, features, random_union
 from dct_jax.transport import Transport, reduce_stream
-from dct_jax.wire.exchanges import Settings
+from dct_jax.wire.exchanges import Algorithm, Op, Settings
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**23)
 DENSITIES = (3e-5, 3e-4, 3e-3, 0.03, 0.2, 0.5)
@@ -152,7 +152,7 @@ class Probe:
     """The largest of all workers' numbers; also a common start."""
     x = jnp.asarray(vector, jnp.float32)
     _, out = reduce_stream(jnp.zeros(0, jnp.uint32), x, x.size, x.size, self._channel, self._settings,
-                           algorithm=0, op='max')
+                           algorithm=int(Algorithm.ALL_GATHER), op=Op.MAX)
     return np.asarray(out)
 
   def seconds(self, algorithm: str, indices, values, size: int, capacity: int | None = None) -> float:

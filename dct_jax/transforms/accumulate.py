@@ -11,7 +11,7 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.contract import Receipt
-from dct_jax.state import INNER, MEAN
+from dct_jax.state import INNER, MEAN, per_worker
 
 
 def _without_receipts(state):
@@ -21,14 +21,13 @@ def _without_receipts(state):
   return jax.tree.map(clear, state, is_leaf=is_one)
 
 
+@per_worker(pending=MEAN, inner=INNER)
 class AccumulateState(NamedTuple):
   """State of `accumulate`."""
 
   mini_step: jax.Array
   pending: tuple[jax.Array, ...]  # mean of the local gradients so far; differs by worker
   inner: Any
-
-  PER_WORKER = {'pending': MEAN, 'inner': INNER}
 
 
 def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:

@@ -11,15 +11,16 @@ import optax
 from jax import lax
 
 from dct_jax import axes, kernels
-from dct_jax.collectives import all_gather
+from dct_jax.collectives.all_gather import all_gather
 from dct_jax.compressors import drain, empty_residual
 from dct_jax.contract import CLEAR, KEEP, TAKE_BACK, Collective, Compressor, Packed, Receipt, Stats, as_bytes
-from dct_jax.state import COPY, RANK, SUM
+from dct_jax.state import COPY, RANK, SUM, per_worker
 from dct_jax.transforms import checks
 
 POLICIES = ('skip', 'raise', 'pass')
 
 
+@per_worker(worker=RANK, residual=SUM, compressor=COPY)
 class CompressedMeanState(NamedTuple):
   """State of `compressed_mean`."""
 
@@ -29,8 +30,6 @@ class CompressedMeanState(NamedTuple):
   compressor: Any
   collective: Any
   stats: Stats
-
-  PER_WORKER = {'worker': RANK, 'residual': SUM, 'compressor': COPY}
 
 
 def compressed_mean(

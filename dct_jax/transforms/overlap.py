@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from dct_jax.contract import whole_room
-from dct_jax.state import INNER, NEVER
+from dct_jax.state import INNER, NEVER, per_worker
 from dct_jax.transforms.compressed_mean import CompressedMean, CompressedMeanState, Outgoing
 
 
@@ -93,6 +93,7 @@ def _after(handle, arrays):
   return handle
 
 
+@per_worker(mean=INNER, message=NEVER, compressor=NEVER, live=NEVER)
 class StaleMeanState(NamedTuple):
   """State of `stale_mean`."""
 
@@ -101,8 +102,6 @@ class StaleMeanState(NamedTuple):
   compressor: Any  # the compressor's state that it was packed with
   live: jax.Array  # uint32[1], by worker
   handle: jax.Array  # uint32[1]
-
-  PER_WORKER = {'mean': INNER, 'message': NEVER, 'compressor': NEVER, 'live': NEVER}
 
 
 def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:

@@ -8,16 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dct_jax import kernels
-from dct_jax.state import MERGE
+from dct_jax import kernels, state
 
 
+@state.per_worker(inner=state.MERGE)
 class PerWorkerState(NamedTuple):
   """State of `per_worker`."""
 
   inner: Any  # arrays differ by worker; numbers, which count steps, do not
-
-  PER_WORKER = {'inner': MERGE}
 
 
 def per_worker(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -54,11 +52,11 @@ def per_worker(inner: optax.GradientTransformation) -> optax.GradientTransformat
   def init(params):
     return PerWorkerState(inner.init(params))
 
-  def update(updates, state, params=None):
-    moved, new = inner.update(updates, state.inner, params)
+  def update(updates, old, params=None):
+    moved, new = inner.update(updates, old.inner, params)
     sound = kernels.all_finite((*jax.tree.leaves(updates), *jax.tree.leaves(moved))).reshape(()) > 0
-    keep = lambda old, now: jnp.where(sound, now, old) if jnp.ndim(old) else now
+    keep = lambda before, now: jnp.where(sound, now, before) if jnp.ndim(before) else now
     told = lambda x: jnp.where(sound, x, jnp.nan).astype(x.dtype)
-    return jax.tree.map(told, moved), PerWorkerState(jax.tree.map(keep, state.inner, new))
+    return jax.tree.map(told, moved), PerWorkerState(jax.tree.map(keep, old.inner, new))
 
   return optax.GradientTransformation(init, update)

@@ -13,12 +13,13 @@ from dct_jax import axes, kernels
 from dct_jax.collectives.owners import Owners
 from dct_jax.compressors import empty_residual
 from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Receipt, Room, Stats
-from dct_jax.state import NEVER, find
+from dct_jax.state import NEVER, find, per_worker
 from dct_jax.transforms import checks
 from dct_jax.transforms.compressed_mean import POLICIES, no_receipt, no_stats, stop_if_bad, unless
 from dct_jax.transport import Transport
 
 
+@per_worker(worker=NEVER, push_residual=NEVER, push=NEVER, pull_residual=NEVER, pull=NEVER, optimizer=NEVER)
 class PushPullState(NamedTuple):
   """State of `push_pull`. What is of owners has a slice on each worker."""
 
@@ -34,9 +35,6 @@ class PushPullState(NamedTuple):
   push_receipt: Receipt
   pull_receipt: Receipt
   dense_bytes: jax.Array  # what a worker would send uncompressed: all values out, its slice back
-
-  PER_WORKER = dict.fromkeys(
-      ('worker', 'push_residual', 'push', 'pull_residual', 'pull', 'optimizer'), NEVER)
 
   def metrics(self) -> dict[str, jax.Array]:
     """Bytes of one worker in the last step, by direction."""

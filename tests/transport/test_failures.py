@@ -11,7 +11,7 @@ import workers
 
 from dct_jax import transport
 from dct_jax.collectives.algorithms import ALGORITHMS
-from dct_jax.wire.exchanges import Settings
+from dct_jax.wire.exchanges import Op, Settings
 
 BROKEN = 'has closed its connection|cannot be reached|is in another exchange'
 
@@ -19,7 +19,7 @@ BROKEN = 'has closed its connection|cannot be reached|is in another exchange'
 def reducer(channel, size=50, algorithm='split_all_gather', op='sum', settings=None, dtype=np.float32):
   """A compiled reduction of three entries."""
   call = lambda index, value: transport.reduce_stream(
-      index, value, 3, size, channel, settings or Settings(), algorithm=ALGORITHMS.index(algorithm), op=op)
+      index, value, 3, size, channel, settings or Settings(), algorithm=ALGORITHMS.index(algorithm), op=Op[op.upper()])
   arguments = jax.device_put((np.array([1, 5, 20], np.uint32), np.ones(3, dtype)))
   compiled = jax.jit(call).lower(*arguments).compile()
   return lambda: jax.block_until_ready(compiled(*arguments))

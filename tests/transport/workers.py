@@ -8,7 +8,7 @@ import numpy as np
 
 from dct_jax import transport
 from dct_jax.collectives.algorithms import ALGORITHMS
-from dct_jax.wire.exchanges import Settings
+from dct_jax.wire.exchanges import Op, Settings
 
 
 def in_threads(body, workers):
@@ -88,7 +88,7 @@ class Group:
     most = pad or size
     key = (size, most, dtype.name, op, settings, capacity)
     make = lambda channel: lambda index, value, count, chosen, seed: transport.reduce_stream(
-        index, value, count, size, channel, settings, algorithm=chosen, op=op, seed=seed, capacity=capacity)
+        index, value, count, size, channel, settings, algorithm=chosen, op=Op[op.upper()], seed=seed, capacity=capacity)
     arguments = []
     for index, value in streams:
       rest = np.full(most - index.size, 2**32 - 1, np.uint32), np.full(most - index.size, 77, dtype)
