@@ -5,6 +5,7 @@ The sentence that the library exists for:
     tx = optax.chain(dct_jax.dct_dp(sparsity=0.99, lifespan=1000, axis_name='data'), optax.sgd(0.1))
 """
 
+from dct_jax import contract, state
 from dct_jax.arrays import Stream
 from dct_jax.boundaries import SparseBoundary, sparse_boundary
 from dct_jax.collectives import (
@@ -24,9 +25,11 @@ from dct_jax.compressors import (
     identity,
     int8,
     one_bit,
+    power_sgd,
     qsgd,
     random_k,
     sampled_top_k,
+    sign_vote,
     stochastic_ternary,
     three_lc,
     top_k,
@@ -56,9 +59,9 @@ from dct_jax.version import __version__
 __all__ = [
     'Collective', 'CompressedMeanState', 'Compressor', 'Costs', 'Room', 'SparseBoundary',
     'Stream', 'Transport', 'accumulate', 'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean',
-    'cast', 'compressed_mean', 'connect', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback',
+    'cast', 'compressed_mean', 'connect', 'contract', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback',
     'identity', 'init', 'int8', 'local_value_and_grad', 'make_mesh', 'one_bit', 'open_exchange', 'per_worker',
-    'psum', 'push_pull', 'qsgd', 'random_k', 'sampled_top_k', 'server_params', 'simulate',
-    'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state_specs', 'stochastic_ternary', 'streams',
+    'power_sgd', 'psum', 'push_pull', 'qsgd', 'random_k', 'sampled_top_k', 'server_params', 'sign_vote', 'simulate',
+    'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state', 'state_specs', 'stochastic_ternary', 'streams',
     'three_lc', 'top_k', 'vmap_axes', 'whole_room', '__version__',
 ]

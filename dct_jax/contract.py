@@ -12,7 +12,7 @@ shapes, messages have none, so a message lives in a buffer of `room.capacity` wo
 use the first `room.words`, a number that is only known at run time and that all workers agree
 on. **What does not fit stays in the residual**: a compressor never fails and never loses anything.
 
-Three families fit this contract.
+Four families fit this contract.
 
 **Selections** send some entries as they are (`top_k`, `dct_threshold`). The message is a sparse stream:
 
@@ -35,16 +35,26 @@ Three families fit this contract.
     [0.0, 0.000244140625]
 
 **Linear sketches** are messages whose sum is the message of the sum, so that a plain `psum` adds them on
-the way (`random_k(shared=True)`, `identity`, later count sketches). They say so with `linear`:
+the way (`random_k(shared=True)`, `identity`, later count sketches). They name the parts that messages have,
+integers, bits or floats, with `linear`:
 
     >>> pick = dct_jax.random_k(0.5, shared=True)
-    >>> pick.linear                                 # the first word adds as an integer, the rest as floats
-    1
     >>> layers = (jnp.arange(1.0, 5.0),)
+    >>> [tuple(part) for part in pick.linear(layers, 8)]  # 8 workers; one word counts, two are numbers
+    [('add_u32', 1), ('add_f32', 2)]
     >>> state = pick.init(layers)                   # every worker picks by the same random numbers
     >>> packed = pick.compress(layers, None, state, dct_jax.whole_room(pick, layers))
     >>> sorted(pick.decompress(packed.message[None], layers, state).layers[0].tolist())[:2]
     [0.0, 0.0]
+
+**Rounds**: what a worker says next depends on what all have said (`power_sgd`), or the answer is no sum
+(`sign_vote`). Instead of `compress` and `decompress` they have `rounds`, each with a linear message of its own:
+
+    carry = rounds.begin(layers, residual, state, room)
+    for each round: message, carry = round.pack(carry, total of the round before, workers)   # summed like any other
+    layers, residual, state = rounds.finish(carry, total of the last round, workers, bad)
+
+A state class says which of its fields are a worker's own (`dct_jax/state.py`).
 """
 
 from __future__ import annotations
@@ -92,6 +102,58 @@ class Unpacked(NamedTuple):
   entries: jax.Array  # uint32[messages]: how many entries of the layers each one carried
 
 
+# What a sum over workers does with the words of a linear message.
+ADD_U32, ADD_F32, OR_U32, MAX_U32 = 'add_u32', 'add_f32', 'or_u32', 'max_u32'
+
+
+class Part(NamedTuple):
+  """A stretch of a linear message. Integers add modulo 2^32."""
+
+  op: str
+  words: int
+
+
+Parts = Callable[[Layers, int], tuple[Part, ...]]  # (layers, workers) -> parts of a message, in order
+
+
+class Round(NamedTuple):
+  """One exchange of several.
+
+  Attributes:
+    parts: of its message. Word 0 of the last round counts the workers whose gradient is not finite: an `ADD_U32`.
+    pack: (carry, total of the round before, or None, workers) -> (uint32 message, carry).
+  """
+
+  parts: Parts
+  pack: Callable[[Any, jax.Array | None, int], tuple[jax.Array, Any]]
+
+
+class Rounds(NamedTuple):
+  """What a compressor does whose messages are answers, or whose answers are no sums.
+
+  A carry is a pytree, in which `dct_jax.state.per_worker` says what is a worker's own, as in a state.
+
+  Attributes:
+    begin: (layers, residual or None, state, room) -> carry; layers that are not finite (`room.live` is
+      0) are left out.
+    each: the rounds, one collective each; all of them happen, whatever they say.
+    finish: (carry, total of the last round, workers, how many of them had no finite gradient) -> (float32 sums
+      over workers, residual, state); the residual is not used if none came in. If that number is not 0 the step is
+      called off: what was taken from layers and residual is the residual again, and the state stays as it was.
+  """
+
+  begin: Callable[[Layers, Layers | None, Any, Room], Any]
+  each: tuple[Round, ...]
+  finish: Callable[[Any, jax.Array, int, jax.Array], tuple[Layers, Layers | None, Any]]
+
+
+# What a compressor's residual makes up for: sent + residual = layers + old residual ...
+BITS = 'bits'  # ... of each worker, bit for bit
+ROUNDING = 'rounding'  # ... of each worker, to rounding
+TOGETHER = 'together'  # ... only of all workers' sums, to rounding
+NOTHING = 'nothing'  # what is sent is no amount, and there is no residual
+
+
 class Feedback(NamedTuple):
   """Error feedback: what a message leaves out is kept and added to the next gradient."""
 
@@ -110,12 +172,14 @@ class Compressor(NamedTuple):
     settle: (mode, message, residual, the same state) -> residual, after the exchange. Mode `KEEP`
       changes nothing, `CLEAR` empties the residual (everything was sent another way), `TAKE_BACK` returns this
       worker's own message to it (the step was called off).
-    linear: None, or how many leading words of a message add up as integers (word 0 is always the
-      number of workers with a non-finite gradient); all other words add up as float32.
+    linear: the parts of a message, if messages add up on the way. Word 0 counts the workers whose gradient is
+      not finite.
+    rounds: instead of `compress`, `decompress` and `settle`, for what takes several exchanges; see `Rounds`.
     feedback: whether a transform keeps a residual for it; set with `error_feedback`.
     stream: how its messages read as sparse streams (`compressors/stream.py`), for collectives that add
       them up on the way; None when they are something else.
     exact: whether what is read of a message is what was given, all of it.
+    conserves: `BITS`, `ROUNDING`, `TOGETHER` or `NOTHING`.
   """
 
   init: Callable[[Layers], Any]
@@ -123,10 +187,17 @@ class Compressor(NamedTuple):
   decompress: Callable[[jax.Array, Layers, Any], Unpacked]
   size: Callable[[Layers], Size]
   settle: Callable[[jax.Array, jax.Array, Layers, Any], Layers]
-  linear: int | None = None
+  linear: Parts | None = None
   feedback: Feedback | None = None
   stream: Any = None
   exact: bool = False
+  rounds: Rounds | None = None
+  conserves: str = BITS
+
+  @property
+  def summed(self) -> bool:
+    """Whether its messages are for `psum`."""
+    return self.linear is not None or self.rounds is not None
 
 
 KEEP, CLEAR, TAKE_BACK = 0, 1, 2
@@ -160,6 +231,7 @@ class Reduced(NamedTuple):
   dense: jax.Array  # bool: everything travelled, residual included
   receipt: Receipt
   state: Any
+  absorbed: Any = None  # of a compressor with rounds: its residual and state
 
 
 class Collective(NamedTuple):
@@ -171,6 +243,8 @@ class Collective(NamedTuple):
     reduce: (compressor, layers, packed, compressor's old state, state, room, axis_name) -> Reduced.
       Without an axis name the only worker is this one.
     check: compressor -> None; raises ValueError for one that it cannot carry.
+    prepare: (compressor, layers, residual or None, state, room, axis_name) -> Packed: all rounds but the last,
+      whose message is packed, with what `finish` needs as its state. None when the collective takes one round.
     start: the arguments of `reduce` -> handle, while the exchange runs in the background; None when the
       collective cannot do that.
     wait: (handle, the same arguments) -> Reduced, now or in a later program; what was not started in this
@@ -181,6 +255,7 @@ class Collective(NamedTuple):
   room: Callable[[Any, Size, int], Room]
   reduce: Callable[..., Reduced]
   check: Callable[[Compressor], None]
+  prepare: Callable[..., Packed] | None = None
   start: Callable[..., jax.Array] | None = None
   wait: Callable[..., Reduced] | None = None
 

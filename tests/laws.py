@@ -1,38 +1,44 @@
 """The table of everything: every compressor, and the collectives that carry it.
 
-A new compressor gets one line in COMPRESSORS and is held to all laws of test_laws.py.
+A new compressor gets one line in COMPRESSORS and is held to all laws of test_laws.py: which collectives carry it,
+whether codecs mean anything to it and what its residual makes up for, it says itself.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
 
 import dct_jax
+from dct_jax import contract
 from dct_jax.collectives import all_gather, psum, sparse_all_reduce
 from dct_jax.collectives.algorithms import ALGORITHMS
 
-# name -> (factory(value_codec), the collective that carries it)
+# name -> factory(value_codec)
 COMPRESSORS = {
-    'dct': (lambda v: dct_jax.dct_threshold(0.9, 3, dense_below=8, value_codec=v), 'all_gather'),
-    'dct_sort': (lambda v: dct_jax.dct_threshold(
-        0.9, 1, selection='sort', dense_below=8, value_codec=v), 'all_gather'),
-    'top_k': (lambda v: dct_jax.top_k(0.1, dense_below=8, value_codec=v), 'all_gather'),
-    'bucket_top_k': (lambda v: dct_jax.bucket_top_k(
-        3, 32, dense_below=8, value_codec=v), 'all_gather'),
-    'block_top_k': (lambda v: dct_jax.block_top_k(
-        0.2, 16, dense_below=8, value_codec=v), 'all_gather'),
-    'random_k': (lambda v: dct_jax.random_k(0.2, dense_below=8, value_codec=v), 'all_gather'),
-    'cast': (lambda v: dct_jax.cast(v), 'all_gather'),
-    'qsgd': (lambda v: dct_jax.qsgd(4, 64, dense_below=8), 'all_gather'),
-    'three_lc': (lambda v: dct_jax.three_lc(1.5, dense_below=8), 'all_gather'),
-    'int8': (lambda v: dct_jax.int8(dense_below=8), 'all_gather'),
-    'one_bit': (lambda v: dct_jax.one_bit(dense_below=8), 'all_gather'),
-    'stochastic_ternary': (lambda v: dct_jax.stochastic_ternary(dense_below=8), 'all_gather'),
-    'sampled_top_k': (lambda v: dct_jax.sampled_top_k(
-        0.1, 0.2, least=20, dense_below=8, value_codec=v), 'all_gather'),
-    'random_k_shared': (lambda v: dct_jax.random_k(0.2, shared=True), 'psum'),
-    'identity': (lambda v: dct_jax.identity(), 'psum'),
+    'dct': lambda v: dct_jax.dct_threshold(0.9, 3, dense_below=8, value_codec=v),
+    'dct_sort': lambda v: dct_jax.dct_threshold(0.9, 1, selection='sort', dense_below=8, value_codec=v),
+    'top_k': lambda v: dct_jax.top_k(0.1, dense_below=8, value_codec=v),
+    'bucket_top_k': lambda v: dct_jax.bucket_top_k(3, 32, dense_below=8, value_codec=v),
+    'block_top_k': lambda v: dct_jax.block_top_k(0.2, 16, dense_below=8, value_codec=v),
+    'random_k': lambda v: dct_jax.random_k(0.2, dense_below=8, value_codec=v),
+    'cast': lambda v: dct_jax.cast(v),
+    'qsgd': lambda v: dct_jax.qsgd(4, 64, dense_below=8),
+    'three_lc': lambda v: dct_jax.three_lc(1.5, dense_below=8),
+    'int8': lambda v: dct_jax.int8(dense_below=8),
+    'one_bit': lambda v: dct_jax.one_bit(dense_below=8),
+    'stochastic_ternary': lambda v: dct_jax.stochastic_ternary(dense_below=8),
+    'sampled_top_k': lambda v: dct_jax.sampled_top_k(0.1, 0.2, least=20, dense_below=8, value_codec=v),
+    'random_k_shared': lambda v: dct_jax.random_k(0.2, shared=True),
+    'identity': lambda v: dct_jax.identity(),
+    'power_sgd': lambda v: dct_jax.power_sgd(2),
+    'sign_vote': lambda v: dct_jax.sign_vote(),
 }
 # Those of sparse_all_reduce; 'all_gather' is the collective of that name.
 REDUCTIONS = tuple(a for a in ('auto', *ALGORITHMS) if a != 'all_gather')
@@ -42,22 +48,78 @@ COLLECTIVES = {
     'psum': psum,
     **{name: lambda name=name: sparse_all_reduce(name, dense_fallback=False, rungs=3) for name in REDUCTIONS},
 }
-PAIRS = [(name, 'all_gather') for name, (_, c) in COMPRESSORS.items() if c == 'all_gather'] + [
-    ('dct', 'all_gather_dense'), ('qsgd', 'all_gather_dense'), ('three_lc', 'all_gather_dense'),
-    ('random_k_shared', 'psum'), ('identity', 'psum')] + [
-    ('top_k', 'recursive_double'), ('block_top_k', 'recursive_double'), ('dct', 'split_all_gather'),
-    ('top_k', 'dsar'), ('bucket_top_k', 'auto'), ('random_k', 'dense')]
 BITWISE = ('all_gather', *REDUCTIONS)  # a dense psum may add in another order
-# What such a quantizer sends and keeps adds up to rounding only, not bit for bit.
-ROUNDED = {'int8', 'one_bit', 'qsgd', 'stochastic_ternary', 'three_lc'}
-WITHOUT_CODECS = ROUNDED | {'random_k_shared', 'identity'}  # value codecs mean nothing to them
-CORE = {'dct', 'qsgd', 'three_lc', 'identity'}  # one of each kind; others are built from their parts
+CORE = {'dct', 'qsgd', 'three_lc', 'identity', 'power_sgd'}  # one of each kind; others are built from their parts
 PURE = {'int8', 'one_bit', 'stochastic_ternary'}  # have no native kernels
 SHAPES = ((17, 13), (), (5,), (257,), (8, 3, 2))  # odd sizes, a scalar, a layer that travels dense
 
 
+
+
 def make(name, value_codec='float32', drain_period=None):
-  return dct_jax.error_feedback(COMPRESSORS[name][0](value_codec), drain_period)
+  """A compressor of the table, in error feedback if what it sends are amounts."""
+  compressor = COMPRESSORS[name](value_codec)
+  if compressor.conserves == contract.NOTHING:
+    return compressor
+  return dct_jax.error_feedback(compressor, drain_period)
+
+
+def _derive_pairs():
+  """Who carries whom: all that can, but for streams, which take turns at the reductions."""
+  turns = itertools.cycle(REDUCTIONS)
+  for name in COMPRESSORS:
+    compressor = make(name)
+    if compressor.summed:
+      yield name, 'psum'
+      continue
+    yield name, 'all_gather'
+    if name in CORE:
+      yield name, 'all_gather_dense'
+    if compressor.stream is not None:
+      yield name, next(turns)
+
+
+PAIRS = list(_derive_pairs())
+ALONE = [name for name in COMPRESSORS if make(name).rounds is None]  # whose messages can be read one by one
+WITH_CODECS = {name for name in COMPRESSORS if make(name).stream is not None}  # value codecs mean something
+
+
+def transform(name, collective, axis_name='data', value_codec='float32', **kwargs):
+  return dct_jax.compressed_mean(make(name, value_codec), COLLECTIVES[collective](), axis_name, **kwargs)
+
+
+PARAMS = tuple(jnp.zeros(s) for s in SHAPES)
+
+
+def one_place(name, collective, workers, marks=()):
+  """A case of a test; cases of the same pair run in one process, which then compiles them once."""
+  group = pytest.mark.xdist_group(f'{name}-{collective}-{workers}')
+  return pytest.param(name, collective, workers, marks=[group, *marks], id=f'{name}-{collective}-{workers}')
+
+
+def cases(*counts):
+  """Pairs with numbers of workers: those made of parts of others have 3, and the most in a slow test."""
+  core = [one_place(*pair, n) for pair in PAIRS if pair[0] in CORE for n in counts]
+  others = [pair for pair in PAIRS if pair[0] not in CORE]
+  return core + [one_place(*pair, 3) for pair in others] + [
+      one_place(*pair, max(counts), marks=[pytest.mark.slow]) for pair in others]
+
+
+@functools.lru_cache(maxsize=8)
+def simulated(name, collective, workers):
+  """(step, first state) on simulated workers, compiled once for all laws."""
+  return vmap_runner(transform(name, collective), PARAMS, workers)
+
+
+@functools.lru_cache(maxsize=8)
+def on_devices(name, collective, workers):
+  """The same on real devices."""
+  tx, mesh = transform(name, collective), dct_jax.make_mesh(workers)
+  _, state, specs = dct_jax.init(tx, PARAMS, mesh)
+  step = jax.jit(jax.shard_map(
+      lambda g, s: tx.update(tuple(x.reshape(x.shape[1:]) for x in g), s), mesh=mesh,
+      in_specs=(P('data'), specs), out_specs=(P(), specs)))
+  return step, state
 
 
 def gradients(workers, steps, dtype=np.float32, seed=0, shapes=SHAPES):
@@ -78,7 +140,3 @@ def vmap_runner(tx, params, workers):
 
 def decoded(compressor, message, layers, state):
   return compressor.decompress(message[None], layers, state).layers
-
-
-__all__ = ['BITWISE', 'COLLECTIVES', 'COMPRESSORS', 'CORE', 'PAIRS', 'PURE', 'ROUNDED',
-           'SHAPES', 'WITHOUT_CODECS', 'decoded', 'gradients', 'make', 'vmap_runner']

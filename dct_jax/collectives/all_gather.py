@@ -76,7 +76,7 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Trans
     return _reduced(exchanged, (rung == len(steps)) & fallback, state, layers)
 
   def check(compressor):
-    if compressor.linear is not None:
+    if compressor.summed:
       raise ValueError('this compressor makes messages that add up; use the psum collective, '
                        'all_gather would only move more bytes')
 

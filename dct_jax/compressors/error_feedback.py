@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dct_jax.contract import Compressor, Feedback, Layers
+from dct_jax.contract import NOTHING, Compressor, Feedback, Layers
 
 
 def error_feedback(compressor: Compressor, drain_period: int | None = None) -> Compressor:
@@ -29,6 +29,9 @@ def error_feedback(compressor: Compressor, drain_period: int | None = None) -> C
   """
   if drain_period is not None and (drain_period < 1 or int(drain_period) != drain_period):
     raise ValueError(f'drain_period must be a whole number of at least 1, got {drain_period=}')
+  if compressor.conserves == NOTHING:
+    raise ValueError('what this compressor sends is no amount (a vote, for example), so that nothing could be said '
+                     'to be left: use it without error_feedback')
   return compressor._replace(feedback=Feedback(drain_period))
 
 

@@ -41,4 +41,4 @@ def identity() -> Compressor:
     return Size(words, words, words, count)
 
   return Compressor(lambda layers: (), compress, decompress, size, linear.settle_by(decompress),
-                    linear=linear.FLAG_WORDS, exact=True)
+                    linear=linear.parts(lambda layers: sum(x.size for x in layers)), exact=True)

@@ -5,15 +5,33 @@ Word 0 counts the workers whose gradient was not finite; all further words are f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dct_jax.contract import CLEAR, TAKE_BACK, Layers, Room
+from dct_jax.contract import (
+    ADD_F32,
+    ADD_U32,
+    CLEAR,
+    TAKE_BACK,
+    Compressor,
+    Layers,
+    Part,
+    Parts,
+    Room,
+    Rounds,
+    Size,
+)
 
 FLAG_WORDS = 1
+
+
+def parts(count: Callable[[Layers], int]) -> Parts:
+  """Of messages with so many float32 numbers."""
+  return lambda layers, workers: (Part(ADD_U32, FLAG_WORDS), Part(ADD_F32, count(layers)))
 
 
 def write(parts: Sequence[jax.Array], room: Room) -> jax.Array:
@@ -34,6 +52,17 @@ def read_sum(messages: jax.Array, count: int) -> jax.Array:
   for i in range(1, messages.shape[0]):
     total += read(messages[i])
   return total
+
+
+def of_rounds(init: Callable[[Layers], Any], size: Callable[[Layers], Size], rounds: Rounds,
+              conserves: str) -> Compressor:
+  """A compressor that talks in rounds; it has no message that could be made or read alone."""
+
+  def refuse(*args):
+    raise ValueError('this compressor needs what other workers say, in several rounds or in one: use it in '
+                     'compressed_mean with the psum collective')
+
+  return Compressor(init, refuse, refuse, size, refuse, rounds=rounds, conserves=conserves)
 
 
 def residual_after(room: Room, residual: Layers, exact: Layers, sent: Layers) -> Layers:

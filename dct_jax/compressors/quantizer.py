@@ -11,7 +11,7 @@ from jax import lax
 from dct_jax import axes
 from dct_jax.arrays import add_residual, words_of
 from dct_jax.compressors import stream
-from dct_jax.contract import Compressor, Packed, Size, Unpacked
+from dct_jax.contract import ROUNDING, Compressor, Packed, Size, Unpacked
 from dct_jax.kernels import BlockCodec, blocks
 from dct_jax.kernels.hashing import mix
 from dct_jax.wire import header, layout_of
@@ -82,7 +82,7 @@ def quantizer(
     spread = lambda branch: lambda: axes.vary_as(branch(), (message, *residual))
     return lax.switch(mode, [spread(b) for b in branches])  # in the order of KEEP, CLEAR, TAKE_BACK
 
-  return Compressor(lambda layers: init(), compress, decompress, size, settle)
+  return Compressor(lambda layers: init(), compress, decompress, size, settle, conserves=ROUNDING)
 
 
 def of_blocks(

@@ -107,4 +107,4 @@ def random_k(
     return Size(words, words, words, sum(x.size for x in layers))
 
   return Compressor(init, compress_shared, decompress, size, linear.settle_by(decompress),
-                    linear=linear.FLAG_WORDS)
+                    linear=linear.parts(nominal))

@@ -13,7 +13,19 @@ from jax import lax
 from dct_jax import axes, kernels
 from dct_jax.collectives.all_gather import all_gather
 from dct_jax.compressors import drain, empty_residual
-from dct_jax.contract import CLEAR, KEEP, TAKE_BACK, Collective, Compressor, Packed, Receipt, Stats, as_bytes
+from dct_jax.contract import (
+  CLEAR,
+  KEEP,
+  TAKE_BACK,
+  Collective,
+  Compressor,
+  Packed,
+  Receipt,
+  Room,
+  Stats,
+  as_bytes,
+  whole_room,
+)
 from dct_jax.state import COPY, RANK, SUM, per_worker
 from dct_jax.transforms import checks
 
@@ -94,6 +106,22 @@ def compressed_mean(
         compressor=compressor.init(layers), collective=collective.init(compressor.size(layers)),
         stats=no_stats())
 
+  def room_for(state, layers):
+    return collective.room(state.collective, compressor.size(layers), axes.axis_size(axis_name))
+
+  def prepare(layers, residual, state, room, axis_name):
+    """The message, or the last one if there are rounds; and the state to read its answer with."""
+    if collective.prepare is None:
+      packed = compressor.compress(layers, residual, state, room)
+    else:
+      packed = collective.prepare(compressor, layers, residual, state, room, axis_name)
+    return packed, state if compressor.rounds is None else packed.state
+
+  def empty(layers, state):
+    """A message that says nothing (no words are room for nothing), and the state to read its answer with."""
+    packed, carried = prepare(layers, layers, state, whole_room(compressor, layers)._replace(words=0), None)
+    return packed.message, carried
+
   def pack(updates, state):
     """Compresses; the state that comes back has the residual and the compressor's state after it."""
     layers, exact = checks.split_layers(updates, mask)
@@ -108,46 +136,46 @@ def compressed_mean(
     if compressor.feedback and compressor.feedback.drain_period:
       residual, drained = _drain(residual, compressor.feedback.drain_period, state.step, worker,
                                  seed, axis_name)
-    room = _room(state, layers)._replace(live=live, worker=worker)
-    packed = compressor.compress(
-        layers, residual if compressor.feedback else None, state.compressor, room)
+    room = room_for(state, layers)._replace(live=live, worker=worker)
+    packed, carried = prepare(
+        layers, residual if compressor.feedback else None, state.compressor, room, axis_name)
     stats = state.stats._replace(drained=state.stats.drained + drained)
+    # With rounds a state takes the answer in, and is not new before that.
+    after = packed.state if compressor.rounds is None else state.compressor
     new = state._replace(step=state.step + 1, worker=worker.reshape(1), residual=packed.residual or (),
-                         compressor=packed.state, stats=stats)
-    return Outgoing(packed.message, state.compressor, live, layers, exact), new
+                         compressor=after, stats=stats)
+    return Outgoing(packed.message, carried, room, layers, exact), new
 
-  def _room(state, layers):
-    return collective.room(state.collective, compressor.size(layers), axes.axis_size(axis_name))
-
-  def _arguments(outgoing, state):
-    room = _room(state, outgoing.layers)._replace(live=outgoing.live)
+  def arguments(outgoing, state):
     packed = Packed(outgoing.message, state.residual if compressor.feedback else None, None)
-    return compressor, outgoing.layers, packed, outgoing.compressor, state.collective, room, axis_name
+    return (compressor, outgoing.layers, packed, outgoing.compressor, state.collective, outgoing.room, axis_name)
 
   def send(outgoing, state):
     """Starts the exchange if the collective can do that in the background."""
-    return None if collective.start is None else collective.start(*_arguments(outgoing, state))
+    return None if collective.start is None else collective.start(*arguments(outgoing, state))
 
   def receive(handle, outgoing, state):
     """Ends the exchange: the means of the layers and of what the mask left out, and the state after it."""
     workers = axes.axis_size(axis_name)
     if handle is None or collective.wait is None:
-      reduced = collective.reduce(*_arguments(outgoing, state))
+      reduced = collective.reduce(*arguments(outgoing, state))
     else:
-      reduced = collective.wait(handle, *_arguments(outgoing, state))
+      reduced = collective.wait(handle, *arguments(outgoing, state))
     bad = (reduced.nonfinite + reduced.corrupt) > 0
-    residual = state.residual
-    if compressor.feedback:
+    if reduced.absorbed is not None:
+      residual, absorbed = reduced.absorbed
+      state = state._replace(residual=residual or (), compressor=absorbed)
+    elif compressor.feedback:
       mode = jnp.where(bad, TAKE_BACK, jnp.where(reduced.dense, CLEAR, KEEP))
-      residual = compressor.settle(mode, outgoing.message, residual, outgoing.compressor)
+      state = state._replace(residual=compressor.settle(mode, outgoing.message, state.residual, outgoing.compressor))
 
     means = [unless(bad, x / workers, nonfinite) for x in reduced.layers]
-    rest = [unless(bad, x, nonfinite) for x in _exact_mean(outgoing.exact, outgoing.live, axis_name)]
+    rest = [unless(bad, x, nonfinite) for x in _exact_mean(outgoing.exact, outgoing.room.live, axis_name)]
     corrupt = stop_if_bad(reduced, nonfinite)
     receipt = _with_exact(reduced.receipt, outgoing.layers, outgoing.exact, workers)
     stats = Stats(receipt, state.stats.nonfinite + reduced.nonfinite,
                   state.stats.corrupt + corrupt, state.stats.drained)
-    return means, rest, state._replace(residual=residual, collective=reduced.state, stats=stats)
+    return means, rest, state._replace(collective=reduced.state, stats=stats)
 
   def update(updates, state, params=None):
     del params
@@ -156,24 +184,25 @@ def compressed_mean(
     return checks.merge_layers(updates, mask, means, rest), state
 
   merge = lambda updates, means, rest: checks.merge_layers(updates, mask, means, rest)
-  parts = Parts(_room, pack, send, receive, merge)
-  return CompressedMean(init, update, parts, compressor)
+  steps = Steps(room_for, empty, pack, send, receive, merge)
+  return CompressedMean(init, update, steps, compressor)
 
 
 class Outgoing(NamedTuple):
   """A message between packing and delivery."""
 
   message: jax.Array
-  compressor: Any  # the compressor's state that it was packed with
-  live: jax.Array
+  compressor: Any  # the compressor's state that it was packed with; with rounds, what they carry on
+  room: Room
   layers: tuple[jax.Array, ...]
   exact: tuple[jax.Array, ...]  # what the mask left out
 
 
-class Parts(NamedTuple):
+class Steps(NamedTuple):
   """What an update consists of, for transformations that let time pass in between (`overlap.py`)."""
 
   room: Callable  # (state, layers) -> Room
+  empty: Callable  # (layers of zeros, the compressor's state) -> (message, the state to read its answer with)
   pack: Callable  # (updates, state) -> (Outgoing, state)
   send: Callable  # (Outgoing, state) -> handle or None
   receive: Callable  # (handle or None, Outgoing, state) -> (means, exact means, state)
@@ -183,12 +212,12 @@ class Parts(NamedTuple):
 class CompressedMean(optax.GradientTransformation):
   """An `optax.GradientTransformation` that can also be taken apart."""
 
-  parts: Parts
+  steps: Steps
   compressor: Compressor
 
-  def __new__(cls, init, update, parts, compressor):
+  def __new__(cls, init, update, steps, compressor):
     self = super().__new__(cls, init, update)
-    self.parts, self.compressor = parts, compressor
+    self.steps, self.compressor = steps, compressor
     return self
 
 

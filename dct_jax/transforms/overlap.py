@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dct_jax.contract import whole_room
 from dct_jax.state import INNER, NEVER, per_worker
 from dct_jax.transforms.compressed_mean import CompressedMean, CompressedMeanState, Outgoing
 
@@ -47,16 +46,16 @@ def bucketed_mean(make: Callable[[], CompressedMean], buckets: int = 4) -> optax
     flights: list[Any] = [None] * buckets
     for i in reversed(range(buckets)):  # the backward pass ends with the first layers
       if parts[i]:
-        outgoing, packed = means[i].parts.pack(parts[i], state[i])
-        flights[i] = (means[i].parts.send(outgoing, packed), outgoing, packed)
+        outgoing, packed = means[i].steps.pack(parts[i], state[i])
+        flights[i] = (means[i].steps.send(outgoing, packed), outgoing, packed)
     flights = _after_all(flights)
     out, states = [], []
     for i, flight in enumerate(flights):
       if flight is None:
         states.append(state[i])
         continue
-      *delivered, after = means[i].parts.receive(*flight)
-      out += jax.tree.leaves(means[i].parts.merge(parts[i], *delivered))
+      *delivered, after = means[i].steps.receive(*flight)
+      out += jax.tree.leaves(means[i].steps.merge(parts[i], *delivered))
       states.append(after)
     return jax.tree.unflatten(jax.tree.structure(updates), out), tuple(states)
 
@@ -125,30 +124,27 @@ def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
   def init(params):
     layers = tuple(jnp.zeros(x.shape, jnp.float32) for x in jax.tree.leaves(params))
     state = mean.init(params)
-    # Nothing fits a room of no words: an empty message.
-    room = whole_room(mean.compressor, layers)._replace(words=0)
-    packed = mean.compressor.compress(layers, layers, state.compressor, room)
-    return StaleMeanState(state, packed.message, jax.tree.map(jnp.copy, state.compressor),
-                          jnp.ones(1, jnp.uint32), no_handle())
+    message, carried = mean.steps.empty(layers, state.compressor)
+    return StaleMeanState(state, message, jax.tree.map(jnp.copy, carried), jnp.ones(1, jnp.uint32), no_handle())
 
   def update(updates, state, params=None):
     del params
     like = tuple(jnp.zeros(x.shape, jnp.float32) for x in jax.tree.leaves(updates))
-    message = state.message[:mean.parts.room(state.mean, like).capacity]
-    before = Outgoing(message, state.compressor, state.live.reshape(()), like, ())
+    room = mean.steps.room(state.mean, like)._replace(live=state.live.reshape(()))
+    before = Outgoing(state.message[:room.capacity], state.compressor, room, like, ())
     # The gradients are there before anybody waits: until then the exchange runs in the background.
     handle = _after(state.handle, jax.tree.leaves(updates))
-    means, rest, after = mean.parts.receive(handle, before, state.mean)
+    means, rest, after = mean.steps.receive(handle, before, state.mean)
     # The first message was empty, which says nothing about how long the next ones will be.
     first = state.mean.step == 0
     after = after._replace(collective=jax.tree.map(
         lambda old, new: jnp.where(first, old, new), state.mean.collective, after.collective))
-    outgoing, packed = mean.parts.pack(updates, after)
+    outgoing, packed = mean.steps.pack(updates, after)
     if outgoing.exact:
       raise ValueError('stale_mean cannot delay what a mask leaves out; use a mean without mask')
-    handle = mean.parts.send(outgoing, packed)
+    handle = mean.steps.send(outgoing, packed)
     message = jnp.pad(outgoing.message, (0, state.message.size - outgoing.message.size))
-    return mean.parts.merge(updates, means, rest), StaleMeanState(
-        packed, message, outgoing.compressor, outgoing.live.reshape(1), no_handle() if handle is None else handle)
+    return mean.steps.merge(updates, means, rest), StaleMeanState(
+        packed, message, outgoing.compressor, outgoing.room.live.reshape(1), no_handle() if handle is None else handle)
 
   return optax.GradientTransformation(init, update)

@@ -100,7 +100,7 @@ def push_pull(
     the Parameter Server, OSDI 2014.
   """
   for name, compressor in (('push', push), ('pull', pull)):
-    if compressor.linear is not None:
+    if compressor.summed:
       raise ValueError(f'{name} must not be a compressor for psum (identity, random_k(shared=True)); '
                        "cast('float32') sends everything as it is")
   if nonfinite not in POLICIES:
