@@ -9,6 +9,7 @@ from dct_jax import axes
 from dct_jax.transport import Transport
 
 FRAME_HEAD = 16  # bytes that a transport puts before a message
+STREAM_HEAD = 112  # and before each frame of a stream or vector, which also says what it is
 
 
 def mean_words(words: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.arrays import ceil_div, floats_of, words_of
-from dct_jax.collectives.accounts import FRAME_HEAD, check_size
+from dct_jax.collectives.accounts import STREAM_HEAD, check_size
 from dct_jax.contract import ADD_F32, ADD_U32, MAX_U32, OR_U32, Part
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.wire.exchanges import Algorithm, Op, Settings
@@ -57,6 +57,10 @@ class Summation:
     if self._transport is None:
       return jnp.concatenate(_through_xla(pieces, parts, axis_name))
     check_size(self._transport, axis_name)
+    return self.over_transport(pieces, parts)
+
+  def over_transport(self, pieces: Sequence[jax.Array], parts: Sequence[Part]) -> jax.Array:
+    """The total of messages that are cut into their parts; every worker's program is one of its own."""
     return jnp.concatenate([self._travel(x, p.op) for x, p in zip(pieces, parts, strict=True)])
 
   def _travel(self, words, op):
@@ -69,7 +73,7 @@ class Summation:
 
   def sent_bytes(self, parts: Sequence[Part], workers: int) -> int:
     """What a worker's network interface has to send for the sum of a message with such parts."""
-    heads = 0 if self._transport is None else FRAME_HEAD
+    heads = 0 if self._transport is None else STREAM_HEAD
     return sum(self._part_bytes(part, workers, heads) for part in merged(parts)) if workers > 1 else 0
 
   def _part_bytes(self, part, workers, head):

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 
 from dct_jax import axes, kernels
-from dct_jax.collectives.owners import Owners
+from dct_jax.collectives.owners import Answers, Arrived, Owners
 from dct_jax.compressors import empty_residual
-from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Receipt, Room, Stats
+from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Packed, Receipt, Room, Size, Stats
 from dct_jax.state import NEVER, find, per_worker
 from dct_jax.transforms import checks
 from dct_jax.transforms.compressed_mean import POLICIES, no_receipt, no_stats, stop_if_bad, unless
@@ -107,29 +107,12 @@ def push_pull(
     raise ValueError(f'nonfinite must be one of {POLICIES}, got {nonfinite=}')
   if workers < 1 or (axis_name is None and workers != 1):
     raise ValueError(f'workers must be at least 1, and 1 without an axis, got {workers=} and {axis_name=}')
-  owners = Owners(axis_name, rungs, transport)
-
-  def sizes_of(layers):
-    one: Any = tuple(jax.ShapeDtypeStruct((slice_size(x.size, workers),), jnp.float32) for x in layers)
-    return one, push.size(one), pull.size(one)
+  plan = _Plan(push, pull, optimizer, Owners(axis_name, rungs, transport), workers)
 
   def init(params):
     layers, _ = checks.split_layers(params, None)
     checks.check_layers(layers, 'parameters')
-    rows = tuple(to_slices(jnp.zeros(x.shape, jnp.float32), workers) for x in layers)
-    one = tuple(x[0] for x in rows)
-    _, push_size, pull_size = sizes_of(layers)
-    copies = lambda x: jnp.stack([x] * workers)
-    slices = jax.tree.unflatten(jax.tree.structure(params), one)
-    return PushPullState(
-        step=jnp.zeros((), jnp.int32), worker=jnp.zeros(1, jnp.uint32),
-        push_residual=empty_residual(rows) if push.feedback else (),
-        push=jax.tree.map(copies, push.init(one)),
-        pull_residual=empty_residual(one) if pull.feedback else (), pull=pull.init(one),
-        optimizer=optimizer.init(slices), owners=owners.init(push_size, pull_size),
-        stats=no_stats(),
-        push_receipt=no_receipt(), pull_receipt=no_receipt(),
-        dense_bytes=jnp.float32(4 * (1 + 1 / workers) * sum(x.size for x in layers)))
+    return plan.init(layers, jax.tree.structure(params))
 
   def update(updates, state, params=None):
     layers, _ = checks.split_layers(updates, None)
@@ -137,51 +120,115 @@ def push_pull(
     (layers,) = checks.check_local((layers,), state.worker, axis_name)
     _check_workers(axis_name, workers)
     worker = axes.worker(axis_name)
-    live = kernels.all_finite(layers).reshape(())
-    one, push_size, pull_size = sizes_of(layers)
-    rows = tuple(to_slices(x.astype(jnp.float32), workers) for x in layers)
+    sizes = plan.sizes(layers)
 
-    # Random choices must be independent: each message, out or back, has a number of its own.
-    voices = worker * jnp.uint32(workers) + jnp.arange(workers, dtype=jnp.uint32)
-    room = owners.room(state.owners.push, push_size, workers)._replace(live=live, worker=voices)
-    pushed = jax.vmap(push.compress, in_axes=(0, 0, 0, Room(None, None, None, 0)))(  # type: ignore[arg-type]
-        rows, state.push_residual if push.feedback else None, state.push, room)
-    one_state = jax.tree.map(lambda x: x[0], state.push)  # what is used of it is equal for all
-    arrived = owners.push(pushed.message, lambda m: push.decompress(m, one, one_state), state.owners, push_size)
+    pushed, arrived = plan.push(layers, state, worker, sizes)
+    served = plan.serve(arrived, state, updates, params, worker)
+    answer, answers = plan.pull(served, arrived, state, worker, sizes)
+    new = plan.settle(pushed, served, answer, answers, state, worker)
 
-    bad = jnp.sum(arrived.heads.nonfinite * arrived.unpacked.intact) > 0
-    delta, optimizer_state = _server_step(
-        optimizer, arrived.unpacked.layers, bad, state, updates, params, worker, workers)
-    sound = kernels.all_finite(delta).reshape(())  # an optimizer may make NaN of finite gradients, too
-    room = owners.room(state.owners.pull, pull_size, workers)._replace(live=sound)
-    room = room._replace(words=jnp.where(bad, 0, room.words), worker=jnp.uint32(workers**2) + worker)
-    answer = pull.compress(delta, state.pull_residual if pull.feedback else None, state.pull, room)
-    answers = owners.pull(answer.message, lambda m: pull.decompress(m, one, state.pull), arrived, state.owners,
-                          push_size, pull_size)
-
-    called_off = answers.nonfinite > 0  # the same number as `bad`, but known to be equal everywhere
-    # Numbers that count steps are of all owners, and go on together.
-    undone = lambda x: called_off | (sound == 0) if jnp.ndim(x) else called_off
-    optimizer_state = jax.tree.map(
-        lambda old, new: jnp.where(undone(old), old, new), state.optimizer, optimizer_state)
-    push_residual: tuple[jax.Array, ...] = ()
-    if pushed.residual is not None:
-      mode = jnp.where(called_off, TAKE_BACK, KEEP)
-      push_residual = jax.vmap(push.settle, in_axes=(None, 0, 0, 0))(
-          mode, pushed.message, pushed.residual, state.push)
     count = answers.nonfinite + answers.unsound
     corrupt = stop_if_bad(answers._replace(nonfinite=count), nonfinite)
-    spoilt = count > 0 if nonfinite == 'pass' else called_off  # an unsound slice is 0 already
+    spoilt = count > 0 if nonfinite == 'pass' else answers.nonfinite > 0  # an unsound slice is 0 already
     said = [unless(spoilt, from_slices(x, like.shape), nonfinite)
             for x, like in zip(answers.parts, layers, strict=True)]
     stats = Stats(_together(answers.push, answers.pull), state.stats.nonfinite + count,
                   state.stats.corrupt + corrupt, state.stats.drained)
-    new = PushPullState(
-        state.step + 1, worker.reshape(1), push_residual, pushed.state, answer.residual or (), answer.state,
-        optimizer_state, answers.state, stats, answers.push, answers.pull, state.dense_bytes)
-    return checks.merge_layers(updates, None, said, ()), new
+    return checks.merge_layers(updates, None, said, ()), new._replace(stats=stats)
 
   return optax.GradientTransformation(init, update)
+
+
+class _Sizes(NamedTuple):
+  """Static: the slices of the layers, and the words of messages of them."""
+
+  one: tuple[jax.ShapeDtypeStruct, ...]
+  push: Size
+  pull: Size
+
+
+class _Served(NamedTuple):
+  """What the owner of a slice made of the pushes; it differs between workers."""
+
+  delta: tuple[jax.Array, ...]  # the change of its slice of the model; zeros if a gradient was not finite
+  optimizer: Any  # state after it
+  bad: jax.Array  # bool: a gradient was not finite
+  sound: jax.Array  # uint32: 0 if the optimizer has made NaN or infinity
+
+
+class _Plan(NamedTuple):
+  """The four parts of a step: gradients go to owners, owners serve them, answers come back, accounts settle."""
+
+  compressor: Compressor  # of pushes
+  answers: Compressor  # of pulls
+  optimizer: optax.GradientTransformation
+  owners: Owners
+  workers: int
+
+  def sizes(self, layers) -> _Sizes:
+    one = tuple(jax.ShapeDtypeStruct((slice_size(x.size, self.workers),), jnp.float32) for x in layers)
+    return _Sizes(one, self.compressor.size(one), self.answers.size(one))  # type: ignore[arg-type]
+
+  def init(self, layers, structure) -> PushPullState:
+    rows = tuple(to_slices(jnp.zeros(x.shape, jnp.float32), self.workers) for x in layers)
+    one, sizes = tuple(x[0] for x in rows), self.sizes(layers)
+    copies = lambda x: jnp.stack([x] * self.workers)
+    return PushPullState(
+        step=jnp.zeros((), jnp.int32), worker=jnp.zeros(1, jnp.uint32),
+        push_residual=empty_residual(rows) if self.compressor.feedback else (),
+        push=jax.tree.map(copies, self.compressor.init(one)),
+        pull_residual=empty_residual(one) if self.answers.feedback else (), pull=self.answers.init(one),
+        optimizer=self.optimizer.init(jax.tree.unflatten(structure, one)),
+        owners=self.owners.init(sizes.push, sizes.pull), stats=no_stats(),
+        push_receipt=no_receipt(), pull_receipt=no_receipt(),
+        dense_bytes=jnp.float32(4 * (1 + 1 / self.workers) * sum(x.size for x in layers)))
+
+  def push(self, layers, state, worker, sizes) -> tuple[Packed, Arrived]:
+    """Compresses gradients slice by slice, and adds up what comes for this worker's own."""
+    live = kernels.all_finite(layers).reshape(())
+    rows = tuple(to_slices(x.astype(jnp.float32), self.workers) for x in layers)
+    # Random choices must be independent: each message, out or back, has a number of its own.
+    voices = worker * jnp.uint32(self.workers) + jnp.arange(self.workers, dtype=jnp.uint32)
+    room = self.owners.room(state.owners.push, sizes.push, self.workers)._replace(live=live, worker=voices)
+    packed = jax.vmap(self.compressor.compress, in_axes=(0, 0, 0, Room(None, None, None, 0)))(  # type: ignore
+        rows, state.push_residual if self.compressor.feedback else None, state.push, room)
+    any_state = jax.tree.map(lambda x: x[0], state.push)  # what is used of it is equal for all
+    read = lambda messages: self.compressor.decompress(messages, sizes.one, any_state)
+    return packed, self.owners.push(packed.message, read, state.owners, sizes.push)
+
+  def serve(self, arrived, state, updates, params, worker) -> _Served:
+    """Applies the optimizer to this worker's slice of the model."""
+    bad = jnp.sum(arrived.heads.nonfinite * arrived.unpacked.intact) > 0
+    delta, after = _server_step(
+        self.optimizer, arrived.unpacked.layers, bad, state, updates, params, worker, self.workers)
+    # An optimizer may make NaN of finite gradients, too.
+    return _Served(delta, after, bad, kernels.all_finite(delta).reshape(()))
+
+  def pull(self, served, arrived, state, worker, sizes) -> tuple[Packed, Answers]:
+    """Compresses the change of this worker's slice once, for all, and reads everybody's."""
+    room = self.owners.room(state.owners.pull, sizes.pull, self.workers)._replace(live=served.sound)
+    room = room._replace(words=jnp.where(served.bad, 0, room.words),
+                         worker=jnp.uint32(self.workers**2) + worker)
+    packed = self.answers.compress(
+        served.delta, state.pull_residual if self.answers.feedback else None, state.pull, room)
+    read = lambda messages: self.answers.decompress(messages, sizes.one, state.pull)
+    return packed, self.owners.pull(packed.message, read, arrived, state.owners, sizes.push, sizes.pull)
+
+  def settle(self, pushed, served, answer, answers, state, worker) -> PushPullState:
+    """The state after a step, or as it was where the step was called off."""
+    called_off = answers.nonfinite > 0  # the same number as `bad`, but known to be equal everywhere
+    # Numbers that count steps are of all owners, and go on together.
+    undone = lambda x: called_off | (served.sound == 0) if jnp.ndim(x) else called_off
+    optimizer_state = jax.tree.map(
+        lambda old, new: jnp.where(undone(old), old, new), state.optimizer, served.optimizer)
+    push_residual: tuple[jax.Array, ...] = ()
+    if pushed.residual is not None:
+      mode = jnp.where(called_off, TAKE_BACK, KEEP)
+      push_residual = jax.vmap(self.compressor.settle, in_axes=(None, 0, 0, 0))(
+          mode, pushed.message, pushed.residual, state.push)
+    return PushPullState(
+        state.step + 1, worker.reshape(1), push_residual, pushed.state, answer.residual or (), answer.state,
+        optimizer_state, answers.state, state.stats, answers.push, answers.pull, state.dense_bytes)
 
 
 def server_params(params: Any, state: Any) -> Any:
