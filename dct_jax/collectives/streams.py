@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,12 +82,12 @@ class Exchange:
     return ALGORITHMS[int(np.argmin(seconds))]
 
 
-def allreduce(stream: Stream, size: int, axis_name: str, **options) -> Stream | jax.Array:
+def allreduce(stream: Stream, size: int, axis_name: str, **options: Any) -> Stream | jax.Array:
   """Reduces every worker's stream; see `Exchange`, which opens a channel once instead of at each trace."""
   return Exchange(size, axis_name, **options)(stream)[0]
 
 
-def allgather_disjoint(stream: Stream, size: int, axis_name: str, **options) -> Stream:
+def allgather_disjoint(stream: Stream, size: int, axis_name: str, **options: Any) -> Stream:
   """Puts streams with disjoint indices together (SparCML's sparse AllGather)."""
   result = Exchange(size, axis_name, algorithm='all_gather', **options)(stream)[0]
   assert isinstance(result, Stream)

@@ -38,7 +38,7 @@ def make_mesh(workers: int | None = None, axis_name: str = 'data', stages: int =
                        devices=jax.devices()[:workers * stages])
 
 
-def local_value_and_grad(fun: Callable, axis_name: axes.AxisName, **kwargs) -> Callable:
+def local_value_and_grad(fun: Callable, axis_name: axes.AxisName | None, **kwargs: Any) -> Callable:
   """`jax.value_and_grad` whose gradients stay each worker's own.
 
   Inside `shard_map` the gradient with respect to replicated parameters comes back summed over workers, which
