@@ -1,6 +1,6 @@
 """Numbers of exchanges, which all workers agree on, and what an exchange may be told.
 
-The native code has the same numbers (native/src/transport); their names are in `collectives/algorithms.py`.
+The native code has the same numbers (native/src/common/wire.h); their names are in `collectives/algorithms.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers of the wire format (docs/wire_format.md). The native code has the same ones in its headers."""
+"""Numbers of the wire format (docs/wire_format.md). The native code has the same ones in native/src/common/wire.h."""
 
 from __future__ import annotations
 

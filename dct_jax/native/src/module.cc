@@ -1,186 +1,31 @@
-// The Python module dct_jax.native._native: a dictionary from handler names to capsules.
+// The Python module dct_jax.native._native: handlers by name, and channels, which are no kernels.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "common/handler.h"
 #include "transport/channel.h"
-#include "handlers.h"
 
-namespace ffi = xla::ffi;
+// Every handler, by the name that Python calls it by. Each is defined beside its kernel.
+#define DCT_HANDLERS(each)    \
+  each(pack)                  \
+  each(threshold)             \
+  each(all_finite)            \
+  each(stop_if)               \
+  each(encode)                \
+  each(unpack_sum)            \
+  each(settle)                \
+  each(qsgd_encode)           \
+  each(qsgd_sum)              \
+  each(three_lc_encode)       \
+  each(three_lc_sum)          \
+  each(gather_messages)       \
+  each(scatter_messages)      \
+  each(reduce_messages)       \
+  each(reduce_messages_start) \
+  each(reduce_stream)
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctPack, dct::Pack,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .RemainingArgs()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("segment")
-                                  .Attr<bool>("feedback")
-                                  .Attr<int64_t>("value_codec"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctThreshold, dct::Threshold,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .RemainingArgs()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .Attr<int64_t>("segment")
-                                  .Attr<bool>("feedback"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctAllFinite, dct::AllFinite,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .RemainingArgs()
-                                  .Ret<ffi::Buffer<ffi::U32>>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctStopIf, dct::StopIf,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .Attr<bool>("stop_nonfinite"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctEncode, dct::Encode,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .Attr<int64_t>("universe")
-                                  .Attr<int64_t>("unit")
-                                  .Attr<int64_t>("index_codec")
-                                  .Attr<int64_t>("value_codec"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctUnpackSum, dct::UnpackSum,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("dense_layers")
-                                  .Attr<int64_t>("unit")
-                                  .Attr<int64_t>("value_codec"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctSettle, dct::Settle,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("dense_layers")
-                                  .Attr<int64_t>("unit")
-                                  .Attr<int64_t>("value_codec"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctQsgdEncode, dct::QsgdEncode,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .RemainingArgs()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("bits")
-                                  .Attr<int64_t>("bucket")
-                                  .Attr<bool>("feedback"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctQsgdSum, dct::QsgdSum,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("dense_layers")
-                                  .Attr<int64_t>("bits")
-                                  .Attr<int64_t>("bucket"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctThreeLcEncode, dct::ThreeLcEncode,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .RemainingArgs()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .RemainingRets()
-                                  .Attr<float>("multiplier")
-                                  .Attr<bool>("zero_runs")
-                                  .Attr<bool>("feedback"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctThreeLcSum, dct::ThreeLcSum,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("dense_layers"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctGatherMessages, dct::GatherMessages,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .Attr<int64_t>("channel"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctScatterMessages, dct::ScatterMessages,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .Attr<int64_t>("channel"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceMessages, dct::ReduceMessages,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .RemainingArgs()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("channel")
-                                  .Attr<int64_t>("dense_layers")
-                                  .Attr<int64_t>("unit")
-                                  .Attr<int64_t>("value_codec")
-                                  .Attr<int64_t>("index_codec")
-                                  .Attr<double>("delta")
-                                  .Attr<int64_t>("bits")
-                                  .Attr<int64_t>("bucket"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceMessagesStart, dct::ReduceMessagesStart,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .RemainingArgs()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .Attr<int64_t>("channel")
-                                  .Attr<ffi::Span<const int64_t>>("sizes")
-                                  .Attr<int64_t>("dense_layers")
-                                  .Attr<int64_t>("unit")
-                                  .Attr<int64_t>("value_codec")
-                                  .Attr<int64_t>("index_codec")
-                                  .Attr<double>("delta")
-                                  .Attr<int64_t>("bits")
-                                  .Attr<int64_t>("bucket"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DctReduceStream, dct::ReduceStream,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::Buffer<ffi::U32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::Buffer<ffi::U32>>()
-                                  .RemainingRets()
-                                  .Attr<int64_t>("channel")
-                                  .Attr<int64_t>("size")
-                                  .Attr<int64_t>("op")
-                                  .Attr<int64_t>("index_codec")
-                                  .Attr<double>("delta")
-                                  .Attr<int64_t>("bits")
-                                  .Attr<int64_t>("bucket"));
+#define DCT_DECLARE(name) XLA_FFI_DECLARE_HANDLER_SYMBOL(DCT_HANDLER_SYMBOL(name));
+DCT_HANDLERS(DCT_DECLARE)
 
 namespace {
 
@@ -191,22 +36,8 @@ PyObject* handlers(PyObject*, PyObject*) {
     PyDict_SetItemString(all, name, capsule);
     Py_XDECREF(capsule);
   };
-  add("pack", DctPack);
-  add("threshold", DctThreshold);
-  add("all_finite", DctAllFinite);
-  add("stop_if", DctStopIf);
-  add("encode", DctEncode);
-  add("unpack_sum", DctUnpackSum);
-  add("settle", DctSettle);
-  add("qsgd_encode", DctQsgdEncode);
-  add("qsgd_sum", DctQsgdSum);
-  add("three_lc_encode", DctThreeLcEncode);
-  add("three_lc_sum", DctThreeLcSum);
-  add("gather_messages", DctGatherMessages);
-  add("scatter_messages", DctScatterMessages);
-  add("reduce_messages", DctReduceMessages);
-  add("reduce_messages_start", DctReduceMessagesStart);
-  add("reduce_stream", DctReduceStream);
+#define DCT_ADD(name) add(#name, DCT_HANDLER_SYMBOL(name));
+  DCT_HANDLERS(DCT_ADD)
   return all;
 }
 

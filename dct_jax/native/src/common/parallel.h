@@ -1,6 +1,7 @@
 // Work sharing on XLA's own threads, and the floating point mode of every chunk.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -63,7 +64,5 @@ void parallel_for(xla::ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
   std::unique_lock<std::mutex> lock(shared->mutex);
   shared->finished.wait(lock, [&] { return shared->done.load() == tasks; });
 }
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace dct

@@ -1,12 +1,13 @@
 // What messages of blocks (docs/wire_format.md) have in common: loading layers, sealing, the dense values.
 #pragma once
 
-#include "common/layers.h"
+#include "kernels/layers.h"
 #include "kernels/stream.h"
 
 namespace dct {
 
 #if defined(__x86_64__)
+// The same as load_sums for a layer of the given type.
 template <ffi::DataType dtype>
 DCT_AVX2 inline void load_sums_avx2(const Layer& layer, int64_t begin, int64_t end, float* x) {
   int64_t i = begin;
@@ -15,7 +16,7 @@ DCT_AVX2 inline void load_sums_avx2(const Layer& layer, int64_t begin, int64_t e
 }
 #endif
 
-// gradient + residual, of entries [begin, end).
+// Writes gradient + residual of entries [begin, end) to x.
 inline void load_sums(const Layer& layer, int64_t begin, int64_t end, float* x) {
 #if defined(__x86_64__)
   if (has_avx2()) {
@@ -26,23 +27,15 @@ inline void load_sums(const Layer& layer, int64_t begin, int64_t end, float* x) 
   for (int64_t i = begin; i < end; ++i) x[i - begin] = load1(layer, i);
 }
 
+// Entries of all layers together.
 inline int64_t entries_of(const std::vector<Layer>& layers) {
   int64_t total = 0;
   for (const Layer& layer : layers) total += layer.size;
   return total;
 }
 
-// The results of an encoder, one for each residual.
-inline ffi::Error read_residuals_out(ffi::RemainingRets rets, bool feedback, std::vector<Layer>* layers) {
-  for (size_t i = 0; feedback && i < layers->size(); ++i) {
-    auto residual = rets.get<ffi::Buffer<ffi::F32>>(i);
-    if (!residual) return residual.error();
-    (*layers)[i].residual_out = (*residual)->typed_data();
-  }
-  return ffi::Error::Success();
-}
-
-// The results of a decoder: sums of layers, the last `dense_layers` of which travelled whole.
+// Reads where sums go out of the results of a decoder. The last `dense_layers` of them travelled whole and go to
+// `dense`, the others to `layers`.
 inline ffi::Error read_sums(ffi::RemainingRets rets, int64_t dense_layers, std::vector<Layer>* layers,
                             std::vector<Layer>* dense) {
   for (size_t i = 0; i < rets.size(); ++i) {
@@ -55,24 +48,19 @@ inline ffi::Error read_sums(ffi::RemainingRets rets, int64_t dense_layers, std::
   return ffi::Error::Success();
 }
 
-inline void keep_residuals(const std::vector<Layer>& layers) {
-  for (const Layer& layer : layers) {
-    if (layer.residual_out == layer.residual) continue;
-    std::memcpy(layer.residual_out, layer.residual, size_t(layer.size) * sizeof(float));
-  }
-}
-
-// Writes the header of a message whose body is there.
+// Writes the header of a message of `length` words whose body is there. `wanted` is the length it would have had with
+// room for all; a worker that is not `live` had a gradient that was not finite.
 inline void seal(uint32_t* out, uint32_t codec, int64_t length, int64_t wanted, bool live) {
-  out[0] = kMagic | codec;
-  out[1] = uint32_t(length);
-  out[2] = uint32_t(wanted);
-  out[3] = 0;
-  out[4] = live ? 0 : 1;
-  out[5] = checksum(out, length);
+  out[word::kKind] = kMagic | codec;
+  out[word::kLength] = uint32_t(length);
+  out[word::kWanted] = uint32_t(wanted);
+  out[word::kCount] = 0;
+  out[word::kFlags] = live ? 0 : kNonfinite;
+  out[word::kChecksum] = checksum(out, length);
 }
 
-// Sums of the layers that travelled whole; a body is nullptr where a message says nothing.
+// Writes the sums of the layers that travelled whole, added in the order of `bodies`: whole messages that were checked,
+// nullptr where one says nothing.
 inline void sum_whole_layers(const std::vector<const uint32_t*>& bodies, const std::vector<Layer>& dense) {
   int64_t at = kHeader;
   for (const Layer& layer : dense) {

@@ -2,6 +2,7 @@
 #include "kernels/targets.h"
 
 namespace dct {
+namespace {
 
 // control = (count, wanted count, flags, empty, budget in words); see kernels/dispatch.py: encode.
 ffi::Error Encode(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> index,
@@ -32,17 +33,17 @@ ffi::Error Encode(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> index,
   }
   if (length > capacity) return ffi::Error::Internal("a message outgrew its buffer");
   std::fill_n(out, std::min<int64_t>(capacity, std::max<int64_t>(length, c[4])), 0u);
-  out[0] = kMagic | choice.codec << 8 | uint32_t(values);
-  out[1] = uint32_t(length);
-  out[2] = uint32_t(wanted);
-  out[3] = uint32_t(count);
-  out[4] = uint32_t(choice.rice) << 24 | (c[2] & 0xFF);
+  out[word::kKind] = kMagic | choice.codec << 8 | uint32_t(values);
+  out[word::kLength] = uint32_t(length);
+  out[word::kWanted] = uint32_t(wanted);
+  out[word::kCount] = uint32_t(count);
+  out[word::kFlags] = uint32_t(choice.rice) << 24 | (c[2] & 0xFF);
   if (!empty) {
     std::memcpy(out + kHeader, dense.typed_data(), size_t(dense_words) * 4);
     write_indices(index.typed_data(), count, choice, out + fixed);
     write_values(value.typed_data(), count * unit, values, out + fixed + choice.words);
   }
-  out[5] = checksum(out, length);
+  out[word::kChecksum] = checksum(out, length);
   return ffi::Error::Success();
 }
 
@@ -70,9 +71,8 @@ ffi::Error UnpackSum(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words,
 
 // control = (mode): 0 leaves the residuals alone, 1 clears them, 2 takes this worker's own message
 // back into them. In place where the residuals are donated, so that mode 0 costs nothing.
-ffi::Error Settle(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> words,
-                  ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t dense_layers,
-                  int64_t unit, int64_t value_codec) {
+ffi::Error Settle(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> words, ffi::RemainingArgs args,
+                  ffi::RemainingRets rets, int64_t dense_layers, int64_t unit, int64_t value_codec) {
   FlushDenormals mode;
   Targets targets;
   if (auto error = read_targets(rets, dense_layers, unit, &targets); error.failure()) return error;
@@ -115,5 +115,12 @@ ffi::Error StopIf(ffi::Buffer<ffi::U32> counts, ffi::ResultBuffer<ffi::U32> corr
   }
   return ffi::Error::Success();
 }
+
+}  // namespace
+
+DCT_HANDLER(encode, Encode, "universe", "unit", "index_codec", "value_codec");
+DCT_HANDLER(unpack_sum, UnpackSum, "dense_layers", "unit", "value_codec");
+DCT_HANDLER(settle, Settle, "dense_layers", "unit", "value_codec");
+DCT_HANDLER(stop_if, StopIf, "stop_nonfinite");
 
 }  // namespace dct

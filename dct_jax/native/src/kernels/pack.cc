@@ -1,7 +1,6 @@
 // One pass over memory: error feedback, threshold, pack, new residual.
-#include "common/layers.h"
-#include "handlers.h"
 #include "common/values.h"
+#include "kernels/layers.h"
 
 namespace dct {
 namespace {
@@ -82,17 +81,6 @@ void put_back(const Layer& layer, const Entry& entry) {
   if (layer.residual_out) layer.residual_out[entry.index - layer.offset] = entry.value;
 }
 
-// The worker has nothing to say (its gradient was not finite): residuals stay as they are.
-void keep_residuals(const std::vector<Layer>& layers) {
-  for (const Layer& layer : layers) {
-    if (layer.residual_out && layer.residual_out != layer.residual) {
-      std::memcpy(layer.residual_out, layer.residual, size_t(layer.size) * sizeof(float));
-    }
-  }
-}
-
-}  // namespace
-
 // control = (limit, live); see kernels/dispatch.py: pack.
 ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::F32> tau,
                 ffi::Buffer<ffi::U32> ties, ffi::RemainingArgs args,
@@ -101,16 +89,8 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer
                 bool feedback, int64_t value_codec) {
   FlushDenormals mode;
   std::vector<Layer> layers;
-  if (ffi::Error error = read_layers(args, feedback, segment, &layers); error.failure()) {
-    return error;
-  }
-  if (feedback) {
-    for (size_t i = 0; i < layers.size(); ++i) {
-      auto residual = rets.get<ffi::Buffer<ffi::F32>>(i);
-      if (!residual) return residual.error();
-      layers[i].residual_out = (*residual)->typed_data();
-    }
-  }
+  if (auto error = read_layers(args, feedback, segment, &layers); error.failure()) return error;
+  if (auto error = read_residuals_out(rets, feedback, &layers); error.failure()) return error;
   const bool live = control.typed_data()[1] != 0;
   // What was sent, and what each layer wanted to send.
   uint32_t* sent_and_wanted = counts->typed_data();
@@ -167,5 +147,9 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer
   sent_and_wanted[0] = uint32_t(sent);
   return ffi::Error::Success();
 }
+
+}  // namespace
+
+DCT_HANDLER(pack, Pack, "segment", "feedback", "value_codec");
 
 }  // namespace dct

@@ -2,13 +2,11 @@
 #include "kernels/qsgd.h"
 
 #include "kernels/blocks.h"
-#include "handlers.h"
 
 namespace dct {
 namespace {
 
-// Value codecs of docs/wire_format.md that a compressor owns.
-uint32_t qsgd_codec(int bits) { return bits == 2 ? 16 : bits == 4 ? 17 : 18; }
+uint32_t qsgd_codec(int bits) { return bits == 2 ? kQsgd2Code : bits == 4 ? kQsgd4Code : kQsgd8Code; }
 
 // Where a layer's block begins in a message.
 std::vector<int64_t> block_starts(const std::vector<Layer>& layers, int64_t first, int bits,
@@ -56,17 +54,16 @@ struct Encoder {
 // Trusts nothing. `starts` is where the blocks of the layers begin; its last entry is the length.
 bool message_valid(const uint32_t* words, int64_t capacity, const std::vector<Layer>& layers,
                    const std::vector<int64_t>& starts, int bits, int64_t bucket) {
-  if (capacity < kHeader || words[0] != (kMagic | qsgd_codec(bits)) || words[3] != 0) return false;
-  const int64_t length = words[1];
+  if (capacity < kHeader || words[word::kKind] != (kMagic | qsgd_codec(bits))) return false;
+  if (words[word::kCount] != 0) return false;
+  const int64_t length = words[word::kLength];
   if ((length != kHeader && length != starts.back()) || length > capacity) return false;
-  if (checksum(words, length) != words[5]) return false;
+  if (checksum(words, length) != words[word::kChecksum]) return false;
   for (size_t i = 0; length > kHeader && i < layers.size(); ++i) {
     if (!qsgd_scales_valid(words + starts[i], layers[i].size, bucket)) return false;
   }
   return true;
 }
-
-}  // namespace
 
 // control = (seed, live, silent); see kernels/dispatch.py: qsgd_encode.
 ffi::Error QsgdEncode(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control,
@@ -112,7 +109,7 @@ ffi::Error QsgdSum(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words, ffi::Resul
     const uint32_t* message = words.typed_data() + w * capacity;
     const bool valid = message_valid(message, capacity, layers, starts, int(bits), bucket);
     ok->typed_data()[w] = valid;
-    if (valid && message[1] > kHeader) bodies[size_t(w)] = message;
+    if (valid && message[word::kLength] > kHeader) bodies[size_t(w)] = message;
   });
   const std::vector<Chunk> chunks = make_chunks(layers, bucket);
   parallel_for(pool, int64_t(chunks.size()), [&](int64_t t) {
@@ -132,5 +129,10 @@ ffi::Error QsgdSum(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words, ffi::Resul
   sum_whole_layers(bodies, dense);
   return ffi::Error::Success();
 }
+
+}  // namespace
+
+DCT_HANDLER(qsgd_encode, QsgdEncode, "bits", "bucket", "feedback");
+DCT_HANDLER(qsgd_sum, QsgdSum, "dense_layers", "bits", "bucket");
 
 }  // namespace dct

@@ -5,7 +5,11 @@
 // product that a compiler could fuse with it, and nothing is ever denormal.
 #pragma once
 
-#include "common/layers.h"
+#include <algorithm>
+
+#include "common/cpu.h"
+#include "common/floats.h"
+#include "common/integers.h"
 
 #define DCT_INLINE inline __attribute__((always_inline))
 
@@ -15,10 +19,13 @@ constexpr float kQsgdTiny = 1e-30f;           // a bucket below it counts as zer
 constexpr uint32_t kQsgdMost = 0x7F000000;    // 2^127, the largest scale: q * (m / s) stays finite
 constexpr int64_t kQsgdStretch = 256;         // entries coded at a time, in a buffer on the stack
 
+// Levels on each side of zero.
 constexpr int32_t qsgd_levels(int bits) { return (1 << (bits - 1)) - 1; }
 
+// Words of the codes of `count` entries.
 inline int64_t qsgd_code_words(int64_t count, int bits) { return ceil_div(count * bits, 32); }
 
+// Words of a block of `count` entries, scales included.
 inline int64_t qsgd_words(int64_t count, int bits, int64_t bucket) {
   return ceil_div(count, bucket) + qsgd_code_words(count, bits);
 }
@@ -33,6 +40,7 @@ DCT_INLINE uint32_t qsgd_mix(uint32_t x) {
   return x ^ (x >> 16);
 }
 
+// What the random bits of a step are drawn with.
 inline uint32_t qsgd_key(uint32_t seed) { return qsgd_mix(seed + 0x9E3779B1u); }
 
 // The bits of the largest magnitude. Magnitudes order like the integers that they look like, and a
@@ -87,6 +95,7 @@ DCT_INLINE void qsgd_pack(const uint8_t* code, int n, int bits, uint32_t* words)
   if (i < padded) std::memcpy(out, code + i, 4);  // eight bits a code, an odd word
 }
 
+// qsgd_quantize_bucket for a constant number of bits.
 DCT_INLINE void qsgd_quantize_loop(const float* x, int64_t n, uint32_t index, uint32_t key,
                                    int bits, uint32_t* scale, uint32_t* words) {
   alignas(32) uint8_t code[kQsgdStretch];
@@ -100,6 +109,7 @@ DCT_INLINE void qsgd_quantize_loop(const float* x, int64_t n, uint32_t index, ui
   }
 }
 
+// out += the values of n codes, whose level is worth `unit`.
 DCT_INLINE void qsgd_add_loop(const uint32_t* words, int64_t n, int bits, float unit, float* out) {
   const int per = 32 / bits;
   const int32_t s = qsgd_levels(bits), mask = (1 << bits) - 1;
@@ -143,7 +153,8 @@ DCT_AVX2 inline void qsgd_add_avx2(const uint32_t* words, int64_t n, int bits, f
 }
 #endif
 
-// One bucket of n entries, whose first one has the global index `index`. `words` gets whole words.
+// Writes the scale and the codes of one bucket of n entries, whose first one has the global index `index`. `words` gets
+// qsgd_code_words(n, bits) of them. `bits` is 2, 4 or 8.
 inline void qsgd_quantize_bucket(const float* x, int64_t n, uint32_t index, uint32_t key, int bits,
                                  uint32_t* scale, uint32_t* words) {
 #if defined(__x86_64__)
@@ -152,7 +163,7 @@ inline void qsgd_quantize_bucket(const float* x, int64_t n, uint32_t index, uint
   DCT_QSGD_FOR_BITS(qsgd_quantize_loop(x, n, index, key, b, scale, words))
 }
 
-// Adds a bucket's values to `out`.
+// out += the values of a bucket of n entries. The scale must be valid (qsgd_scales_valid); any code is.
 inline void qsgd_add_bucket(uint32_t scale, const uint32_t* words, int64_t n, int bits,
                             float* out) {
   const float unit = bits_to_float(scale) / float(qsgd_levels(bits));
@@ -164,8 +175,8 @@ inline void qsgd_add_bucket(uint32_t scale, const uint32_t* words, int64_t n, in
 
 #undef DCT_QSGD_FOR_BITS
 
-// A whole block: `words` gets qsgd_words(count, bits, bucket) of them. Call it where denormals are
-// flushed (parallel.h: FlushDenormals); `bucket` is a multiple of 32.
+// Writes a whole block: `words` gets qsgd_words(count, bits, bucket) of them. Call it where denormals are
+// flushed (parallel.h: FlushDenormals). `bucket` is a multiple of 32.
 inline void qsgd_quantize(const float* x, int64_t count, int64_t first_index, uint32_t seed,
                           int bits, int64_t bucket, uint32_t* words) {
   const uint32_t key = qsgd_key(seed);
@@ -176,7 +187,7 @@ inline void qsgd_quantize(const float* x, int64_t count, int64_t first_index, ui
   }
 }
 
-// out += the block's values.
+// out += the values of a block, whose scales must be valid.
 inline void qsgd_dequantize_add(const uint32_t* words, int64_t count, int bits, int64_t bucket,
                                 float* out) {
   const uint32_t* codes = words + ceil_div(count, bucket);
@@ -186,6 +197,7 @@ inline void qsgd_dequantize_add(const uint32_t* words, int64_t count, int bits, 
   }
 }
 
+// out = the values of a block, whose scales must be valid.
 inline void qsgd_dequantize(const uint32_t* words, int64_t count, int bits, int64_t bucket,
                             float* out) {
   std::fill_n(out, count, 0.0f);

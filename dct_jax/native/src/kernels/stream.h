@@ -3,29 +3,19 @@
 
 #include <vector>
 
+#include "common/integers.h"
 #include "common/values.h"
 
 namespace dct {
 
-constexpr int64_t kHeader = 6;
-constexpr uint32_t kMagic = 0xDC710000;  // 0xDC7, version 1
-enum Codec : uint32_t { kNone = 0, kInt32 = 1, kGap16 = 2, kBitmap = 3, kRice = 4, kAuto = 255 };
-
-inline int floor_log2(uint64_t x) { return 63 - __builtin_clzll(x); }
-
-inline uint32_t mix(uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x7FEB352Du;
-  return x ^ (x >> 15);
-}
-
+// The checksum of a message of `length` words, whatever its checksum word says.
 inline uint32_t checksum(const uint32_t* words, int64_t length) {
   uint32_t sum = 0;
   for (int64_t i = 0; i < length; ++i) sum += mix(words[i] + uint32_t(i) * 0x9E3779B1u);
-  return sum - mix(words[5] + 5u * 0x9E3779B1u);
+  return sum - mix(words[word::kChecksum] + uint32_t(word::kChecksum) * 0x9E3779B1u);
 }
 
-// The smallest Rice parameter that is tried, and how many there are after it.
+// The smallest and the largest Rice parameter that are tried: at most four, around the best one for even gaps.
 struct RiceRange {
   int first, last;
   RiceRange(int64_t count, int64_t universe) {
@@ -35,21 +25,25 @@ struct RiceRange {
   }
 };
 
+// Words of `count` Rice codes whose quotients add up to `quotients`.
 inline int64_t rice_words(int64_t count, int64_t quotients, int b) {
   return ceil_div(count + quotients, 32) + ceil_div(count * b, 32);
 }
 
+// How indices travel, and the words that this takes.
 struct IndexChoice {
   uint32_t codec;
   int rice;
   int64_t words;
 };
 
+// Takes a codec if it is allowed and shorter than the best one so far.
 inline void better(IndexChoice* best, uint32_t wish, uint32_t codec, int rice, int64_t words) {
   if ((wish == kAuto || wish == codec) && words < best->words) *best = {codec, rice, words};
 }
 
-// Exact size of every codec for these indices; the smallest, or the one that was wished for.
+// The shortest codec for these indices, or the one that was wished for, and its exact size. Indices must be strictly
+// increasing and below the universe.
 inline IndexChoice choose_codec(const uint32_t* index, int64_t count, int64_t universe,
                                 uint32_t wish) {
   RiceRange range(count, universe);
@@ -87,6 +81,7 @@ inline int64_t index_bound(int64_t count, int64_t universe, uint32_t wish) {
   return best.words;
 }
 
+// Gaps of 16 bits, two a word; 65535 skips as many and says that more follows.
 inline void write_gap16(const uint32_t* index, int64_t count, uint32_t* words) {
   int64_t token = 0;
   auto put = [&](uint32_t t) {
@@ -102,6 +97,7 @@ inline void write_gap16(const uint32_t* index, int64_t count, uint32_t* words) {
   }
 }
 
+// Quotients in unary, then remainders of b bits; `section` words in all.
 inline void write_rice(const uint32_t* index, int64_t count, int b, int64_t section,
                        uint32_t* words) {
   uint32_t* remainders = words + (section - ceil_div(count * b, 32));
@@ -124,7 +120,7 @@ inline void write_rice(const uint32_t* index, int64_t count, int b, int64_t sect
   if (low_bits & 31) *remainders = uint32_t(pending);
 }
 
-// `words` must be zero.
+// Writes what choose_codec chose. `words` has room for choice.words of them, all zero.
 inline void write_indices(const uint32_t* index, int64_t count, const IndexChoice& choice,
                           uint32_t* words) {
   if (choice.codec == kInt32) {
@@ -146,8 +142,9 @@ struct Stream {
   const uint32_t* dense = nullptr;  // nullptr: the message is empty
 };
 
-// Each reader gets a section of exactly `words` words, writes `count` indices and says whether
-// they are strictly increasing, below the universe, and all there.
+// Each reader gets a section of exactly `words` words, fills `index` and says whether the section holds that many
+// indices and no more, strictly increasing and below the universe. It reads nothing outside of the section, whatever
+// is in there.
 inline bool read_int32(const uint32_t* section, int64_t words, int64_t universe,
                        std::vector<uint32_t>* index) {
   int64_t last = -1;
@@ -187,9 +184,9 @@ inline bool read_bitmap(const uint32_t* section, int64_t words, int64_t universe
 
 inline bool read_rice(const uint32_t* section, int64_t words, int64_t universe, int b,
                       std::vector<uint32_t>* index) {
-  int64_t count = int64_t(index->size()), low_words = ceil_div(count * b, 32);
-  int64_t unary_words = words - low_words;
-  if (b > 31 || unary_words < 0) return false;
+  if (b < 0 || b > 31) return false;
+  const int64_t count = int64_t(index->size()), unary_words = words - ceil_div(count * b, 32);
+  if (unary_words < 0) return false;
   const uint32_t* low = section + unary_words;
   const uint64_t mask = (uint64_t(1) << b) - 1;
   int64_t found = 0, next = 0, previous = -1;
@@ -200,7 +197,9 @@ inline bool read_rice(const uint32_t* section, int64_t words, int64_t universe, 
       int64_t word = position >> 5;
       uint64_t window = b ? low[word] : 0;
       if ((position & 31) + b > 32) window |= uint64_t(low[word + 1]) << 32;
-      next += ((at - previous - 1) << b) + int64_t((window >> (position & 31)) & mask);
+      const int64_t quotient = at - previous - 1;
+      if (quotient > universe >> b) return false;  // before it is shifted out of its 64 bits
+      next += (quotient << b) + int64_t((window >> (position & 31)) & mask);
       previous = at;
       if (next >= universe) return false;
       (*index)[size_t(found++)] = uint32_t(next++);
@@ -209,6 +208,8 @@ inline bool read_rice(const uint32_t* section, int64_t words, int64_t universe, 
   return found == count && ceil_div(previous + 1, 32) == unary_words;
 }
 
+// The reader of a codec, for sections of any number of words. Says no to a codec that it does not know, and to a Rice
+// parameter `b` outside of [0, 31]; the other codecs do not use it.
 inline bool read_indices(uint32_t codec, int b, const uint32_t* section, int64_t words,
                          int64_t universe, std::vector<uint32_t>* index) {
   if (codec == kInt32) {
@@ -221,15 +222,18 @@ inline bool read_indices(uint32_t codec, int b, const uint32_t* section, int64_t
   return codec == kRice && read_rice(section, words, universe, b, index);
 }
 
-// Trusts nothing: every size is checked against the buffer before anything is read by it.
+// Reads a message in a buffer of `capacity` words. Trusts nothing: every size is checked against the buffer before
+// anything is read by it. The result is `ok` when all of it fits the universe, unit, dense words and values that the
+// receiver expects.
 inline Stream read_message(const uint32_t* words, int64_t capacity, int64_t universe, int64_t unit,
                            int64_t dense_words, Values values) {
   Stream stream;
-  if (capacity < kHeader || (words[0] & 0xFFFF0000) != kMagic) return stream;
-  const int64_t length = words[1], count = words[3];
-  const uint32_t codec = (words[0] >> 8) & 0xFF;
+  if (capacity < kHeader || (words[word::kKind] & 0xFFFF0000) != kMagic) return stream;
+  const int64_t length = words[word::kLength], count = words[word::kCount];
+  const uint32_t codec = (words[word::kKind] >> 8) & 0xFF;
   if (length < kHeader || length > capacity || count > universe) return stream;
-  if ((words[0] & 0xFF) != uint32_t(values) || checksum(words, length) != words[5]) return stream;
+  if ((words[word::kKind] & 0xFF) != uint32_t(values)) return stream;
+  if (checksum(words, length) != words[word::kChecksum]) return stream;
   if (codec == kNone) {
     stream.ok = count == 0 && length == kHeader;
     return stream;
@@ -239,7 +243,7 @@ inline Stream read_message(const uint32_t* words, int64_t capacity, int64_t univ
   stream.dense = words + kHeader;
   stream.values = words + (length - value_words(count * unit, values));
   stream.index.resize(size_t(count));
-  stream.ok = read_indices(codec, int(words[4] >> 24), stream.dense + dense_words, section,
+  stream.ok = read_indices(codec, int(words[word::kFlags] >> 24), stream.dense + dense_words, section,
                            universe, &stream.index);
   return stream;
 }

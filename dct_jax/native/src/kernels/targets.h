@@ -1,7 +1,7 @@
 // Where decoded messages go: the layers of a result, and adding streams up into them.
 #pragma once
 
-#include "handlers.h"
+#include "kernels/layers.h"
 #include "kernels/stream.h"
 
 namespace dct {
@@ -14,14 +14,17 @@ struct Target {
   int64_t units;
 };
 
+// All layers of a result: those that entries are selected from, and those that travel whole.
 struct Targets {
   std::vector<Target> sparse, dense;
   int64_t universe = 0;
   int64_t dense_values = 0;
 };
 
+// Reads the layers out of the results of a handler. The last `dense_layers` of them travel whole; an index of the
+// others stands for `unit` entries.
 inline ffi::Error read_targets(ffi::RemainingRets rets, int64_t dense_layers, int64_t unit,
-                        Targets* targets) {
+                               Targets* targets) {
   for (size_t i = 0; i < rets.size(); ++i) {
     auto buffer = rets.get<ffi::Buffer<ffi::F32>>(i);
     if (!buffer) return buffer.error();
@@ -39,9 +42,9 @@ inline ffi::Error read_targets(ffi::RemainingRets rets, int64_t dense_layers, in
   return ffi::Error::Success();
 }
 
-// Adds the entries of a stream whose units lie in [begin, end).
+// Adds the entries of a stream whose units lie in [begin, end). The stream must have been checked for this universe.
 inline void scatter_add(const Stream& stream, const Targets& targets, int64_t begin, int64_t end,
-                 int64_t unit, Values codec) {
+                        int64_t unit, Values codec) {
   auto from = std::lower_bound(stream.index.begin(), stream.index.end(), uint32_t(begin));
   size_t t = 0;
   for (auto it = from; it != stream.index.end() && *it < end; ++it) {
@@ -56,6 +59,7 @@ inline void scatter_add(const Stream& stream, const Targets& targets, int64_t be
   }
 }
 
+// Adds the layers that travelled whole, if the stream says anything.
 inline void add_dense(const Stream& stream, const Targets& targets, Values codec) {
   if (!stream.dense) return;
   int64_t v = 0;
@@ -66,6 +70,7 @@ inline void add_dense(const Stream& stream, const Targets& targets, Values codec
   }
 }
 
+// Clears the units [begin, end).
 inline void zero_units(const Targets& targets, int64_t begin, int64_t end, int64_t unit) {
   for (const Target& target : targets.sparse) {
     int64_t first = std::max(begin, target.first_unit) - target.first_unit;
@@ -76,7 +81,7 @@ inline void zero_units(const Targets& targets, int64_t begin, int64_t end, int64
   }
 }
 
-// The sum of the intact streams, in their order. Threads share the destination, so that no two ever
+// Writes the sum of the intact streams, added in their order. Threads share the destination, so that no two ever
 // write the same entry.
 inline void sum_streams(ffi::ThreadPool& pool, const std::vector<Stream>& streams,
                         const Targets& targets, int64_t unit, Values codec) {

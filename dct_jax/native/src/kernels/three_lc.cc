@@ -1,13 +1,11 @@
 // Messages of 3LC: encode one, add up those of several workers.
 #include "kernels/three_lc.h"
 
-#include "handlers.h"
 #include "common/memory.h"
 
 namespace dct {
 namespace {
 
-constexpr uint32_t kThreeLc = 19;         // value codec of docs/wire_format.md
 constexpr int64_t kPart = 1 << 13;        // codes of one task: five times as many entries
 constexpr int64_t kStretch = 1 << 11;     // codes at a time, so that their entries stay in the first cache
 
@@ -138,8 +136,8 @@ class Symbols {
     return total;
   }
 
-  // Writes at most `room` bytes, and how many of each layer; returns how many in all. `covered` learns how many codes of
-  // a layer were said.
+  // Writes at most `room` bytes, and how many of each layer; returns how many in all. `covered` learns how many codes
+  // of a layer were said.
   int64_t join(const std::vector<Coded>& coded, int64_t room, uint8_t* out, uint32_t* sizes,
                std::vector<int64_t>* covered) {
     int64_t at = 0;
@@ -195,8 +193,6 @@ void keep_all(const Part& part) {
   }
 }
 
-}  // namespace
-
 // control = (live, silent, budget); see kernels/dispatch.py: three_lc_encode.
 ffi::Error ThreeLcEncode(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> dense,
                          ffi::RemainingArgs args, ffi::ResultBuffer<ffi::U32> words, ffi::RemainingRets rets,
@@ -215,7 +211,7 @@ ffi::Error ThreeLcEncode(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ff
   const int64_t fixed = kHeader + dense_words + 2 * int64_t(layers.size());
   if (!live && feedback) keep_residuals(layers);
   if (!live) {
-    seal(out, kThreeLc, kHeader, fixed, false);
+    seal(out, kThreeLcCode, kHeader, fixed, false);
     std::fill(out + kHeader, out + capacity, 0u);
     return ffi::Error::Success();
   }
@@ -246,11 +242,9 @@ ffi::Error ThreeLcEncode(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ff
     parallel_for(pool, int64_t(parts.size()), [&](int64_t i) { keep_all(parts[size_t(i)]); });
   }
   std::fill(out + length, out + capacity, 0u);
-  seal(out, kThreeLc, length, wanted, true);
+  seal(out, kThreeLcCode, length, wanted, true);
   return ffi::Error::Success();
 }
-
-namespace {
 
 // A message of which nothing is believed before it is checked.
 struct Reader {
@@ -260,12 +254,13 @@ struct Reader {
 
   const uint32_t* scales() const { return words + fixed - 2 * int64_t(coded.size()); }
   const uint32_t* sizes() const { return words + fixed - int64_t(coded.size()); }
-  bool empty() const { return words[1] == kHeader; }
+  bool empty() const { return words[word::kLength] == kHeader; }
 
   bool valid(int64_t capacity) const {
-    if (capacity < kHeader || words[0] != (kMagic | kThreeLc) || words[3] != 0) return false;
-    const int64_t length = words[1];
-    if (length < kHeader || length > capacity || checksum(words, length) != words[5]) return false;
+    if (capacity < kHeader || words[word::kKind] != (kMagic | kThreeLcCode)) return false;
+    const int64_t length = words[word::kLength];
+    if (words[word::kCount] != 0 || length < kHeader || length > capacity) return false;
+    if (checksum(words, length) != words[word::kChecksum]) return false;
     if (empty()) return true;
     if (length < fixed) return false;
     int64_t bytes = 0;
@@ -285,8 +280,6 @@ struct Reader {
     return true;
   }
 };
-
-}  // namespace
 
 // The sum of several workers' messages, added in their order; one that fails its checks adds nothing.
 // The last `dense_layers` results are those that travelled whole.
@@ -331,5 +324,10 @@ ffi::Error ThreeLcSum(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words, ffi::Re
   sum_whole_layers(bodies, dense);
   return ffi::Error::Success();
 }
+
+}  // namespace
+
+DCT_HANDLER(three_lc_encode, ThreeLcEncode, "multiplier", "zero_runs", "feedback");
+DCT_HANDLER(three_lc_sum, ThreeLcSum, "dense_layers");
 
 }  // namespace dct

@@ -15,8 +15,10 @@ constexpr int64_t kLongestRun = 14;
 constexpr float kTernaryTiny = 1e-30f;  // a layer below it counts as zero: nothing is ever denormal
 constexpr int64_t kVector = 32;         // bytes that loops may read and write past an end
 
+// Bytes that the entries of a layer are folded into.
 inline int64_t code_bytes(int64_t entries) { return ceil_div(entries, 5); }
 
+// What 1 stands for in a layer whose largest magnitude is `largest`; finite.
 inline float ternary_scale(float largest, float multiplier) {
   return largest < kTernaryTiny ? 0.0f : std::min(largest * multiplier, FLT_MAX);
 }
@@ -36,6 +38,7 @@ inline void ternary_digits_plain(const float* x, int64_t n, Scale scale, uint8_t
   }
 }
 
+// How many of n codes are zero bytes before the first one that is not.
 inline int64_t zeros_ahead_plain(const uint8_t* code, int64_t n) {
   int64_t i = 0;
   while (i < n && code[i] == kZeroByte) ++i;
@@ -127,6 +130,7 @@ DCT_AVX2 inline void ternary_add_avx2(const uint8_t* code, int64_t n, float m, f
 }
 #endif
 
+// The loops above, as the processor has them. Pointers to codes must have kVector bytes of room behind their end.
 inline void ternary_digits(const float* x, int64_t n, Scale scale, uint8_t* code, float* left) {
 #if defined(__x86_64__)
   if (has_avx2()) return ternary_digits_avx2(x, n, scale, code, left);
@@ -157,6 +161,7 @@ inline int64_t copy_others(const uint8_t* code, int64_t n, uint8_t* out) {
   return i;
 }
 
+// Symbols that a run of zero bytes takes.
 inline int64_t run_bytes(int64_t run) { return ceil_div(run, kLongestRun); }
 
 // Writes the codes of a run, 14s first; a single byte that is left over stays what it is.
@@ -173,8 +178,9 @@ struct Runs {
   int64_t bytes() const { return symbols + run_bytes(last_run); }
 };
 
-// Zero-run encoding of codes [begin, end) out of n. A run belongs to the part in which it begins, so that all
-// parts together are, byte for byte, what one pass over all codes would give, and borders cost nothing.
+// Zero-run encoding of codes [begin, end) out of n; `out` has room for end - begin + kVector symbols. A run belongs to
+// the part in which it begins, so that all parts together are, byte for byte, what one pass over all codes would give,
+// and borders cost nothing.
 inline Runs zero_run(const uint8_t* code, int64_t begin, int64_t end, int64_t n, uint8_t* out) {
   const uint8_t* first = out;
   int64_t i = begin;

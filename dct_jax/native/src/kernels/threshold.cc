@@ -6,8 +6,7 @@
 // sample misled us, three passes of radix selection give the same answer.
 #include <atomic>
 
-#include "common/layers.h"
-#include "handlers.h"
+#include "kernels/layers.h"
 
 namespace dct {
 namespace {
@@ -199,8 +198,6 @@ Found select_large(ffi::ThreadPool& pool, const Layer& layer, int64_t rank) {
   return select_radix(pool, layer, rank);
 }
 
-}  // namespace
-
 // control = (refresh); see kernels/dispatch.py: threshold.
 ffi::Error Threshold(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control,
                      ffi::Buffer<ffi::F32> old_tau, ffi::Buffer<ffi::U32> rank,
@@ -213,9 +210,7 @@ ffi::Error Threshold(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control,
     return ffi::Error::Success();
   }
   std::vector<Layer> layers;
-  if (ffi::Error error = read_layers(args, feedback, segment, &layers); error.failure()) {
-    return error;
-  }
+  if (auto error = read_layers(args, feedback, segment, &layers); error.failure()) return error;
   auto write = [&](int64_t s, int64_t size, Found found) {
     int64_t kept = size - int64_t(rank.typed_data()[s]) + 1;
     tau->typed_data()[s] = bits_to_float(found.bits);
@@ -264,5 +259,10 @@ ffi::Error AllFinite(ffi::ThreadPool pool, ffi::RemainingArgs args,
   finite->typed_data()[0] = all.load();
   return ffi::Error::Success();
 }
+
+}  // namespace
+
+DCT_HANDLER(threshold, Threshold, "segment", "feedback");
+DCT_HANDLER(all_finite, AllFinite);
 
 }  // namespace dct

@@ -152,8 +152,8 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
       const bool in_head = r.got < kFrameHead;
       uint8_t* at = in_head ? reinterpret_cast<uint8_t*>(&r.head) + r.got
                             : r.to->frame.begin() + (r.got - kFrameHead);
-      int64_t most = in_head ? kFrameHead - r.got : kFrameHead + int64_t(r.head.length) - r.got;
-      ssize_t n = recv(sockets_[size_t(peer)], at, size_t(most), 0);
+      int64_t left = in_head ? kFrameHead - r.got : kFrameHead + int64_t(r.head.length) - r.got;
+      ssize_t n = recv(sockets_[size_t(peer)], at, size_t(left), 0);
       if (n < 0 && try_again(errno)) return;
       if (n < 0) fail(peer, std::string("cannot be reached: ") + strerror(errno));
       if (n == 0) fail(peer, "has closed its connection; it, or a worker it depends on, has stopped");
@@ -161,6 +161,10 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
       if (in_head && r.got == kFrameHead) {
         if (r.head.magic != (kFrameMagic ^ kind_) || r.head.sequence != frames_in_[size_t(peer)]++) {
           fail(peer, "is in another exchange than this worker; all must run the same program");
+        }
+        if (r.head.length > uint64_t(r.to->most)) {
+          fail(peer, "sends a frame of " + std::to_string(r.head.length) + " bytes where at most " +
+                         std::to_string(r.to->most) + " make sense");
         }
         r.to->frame = Block<uint8_t>(int64_t(r.head.length));
       }
@@ -204,13 +208,13 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
   traffic_.seconds += now() - begin;
 }
 
-std::vector<Incoming> Channel::exchange_all(const std::function<std::vector<Piece>(int)>& pieces) {
+std::vector<Incoming> Channel::exchange_all(const std::function<std::vector<Piece>(int)>& pieces, int64_t most) {
   std::vector<Outgoing> out;
   std::vector<Incoming> in;
   int64_t largest = 0;
   for (int i = 1; i < size(); ++i) {
     out.push_back({(rank_ + i) % size(), pieces((rank_ + i) % size())});
-    in.push_back({(rank_ + size() - i) % size(), {}});
+    in.push_back({(rank_ + size() - i) % size(), most});
     int64_t bytes = 0;
     for (const Piece& piece : out.back().pieces) bytes += piece.bytes;
     largest = std::max(largest, bytes);
@@ -220,15 +224,15 @@ std::vector<Incoming> Channel::exchange_all(const std::function<std::vector<Piec
   return in;
 }
 
-std::vector<Incoming> Channel::gather(const std::vector<Piece>& pieces, bool bulk) {
-  if (!bulk) return exchange_all([&](int) { return pieces; });
+std::vector<Incoming> Channel::gather(const std::vector<Piece>& pieces, bool bulk, int64_t most) {
+  if (!bulk) return exchange_all([&](int) { return pieces; }, most);
   const int next = (rank_ + 1) % size(), before = (rank_ + size() - 1) % size();
   std::vector<Incoming> all;
   for (int i = 1; i < size(); ++i) {
     std::vector<Piece> parcel = pieces;  // ours first, then what came last
     if (i > 1) parcel = {{all.back().frame.begin(), all.back().frame.size}};
-    std::vector<Incoming> one(1);
-    one[0].peer = before;
+    std::vector<Incoming> one;
+    one.push_back({before, most});
     exchange({{next, parcel}}, &one);
     one[0].peer = (rank_ + size() - i) % size();  // whose it was
     all.push_back(std::move(one[0]));

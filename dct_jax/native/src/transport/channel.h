@@ -10,32 +10,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "common/memory.h"
+#include "transport/frame.h"
 
 namespace dct {
-
-struct Piece {
-  const void* data;
-  int64_t bytes;
-};
-
-struct Outgoing {
-  int peer;
-  std::vector<Piece> pieces;  // sent one after the other as one frame
-};
-
-struct Incoming {
-  int peer;
-  Block<uint8_t> frame;
-};
-
-constexpr int64_t kFrameHead = 16;  // magic, sequence number, length
 
 // Frames up to this many bytes are sent to all workers at once, larger ones in turn: to the next worker, then to
 // the one after it, ... Then no two begin with the same worker, and its link is not torn between them.
@@ -50,11 +32,6 @@ struct Traffic {
 struct Event {
   char what;    // 's': started in the background; '(' and ')': an exchange
   double time;  // seconds of the steady clock
-};
-
-class Failure : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
 };
 
 class Channel {
@@ -75,26 +52,31 @@ class Channel {
   void begin(uint32_t kind) { kind_ = kind; }
 
   // Sends and receives whole frames: all at once, or (`in_turn`) sends one after the other. Throws Failure
-  // when a worker is gone, silent for
-  // longer than the timeout, or in another call than we are; the channel is of no use then.
+  // when a worker is gone, silent for longer than the timeout, in another call than we are, or about to send more
+  // than we are ready for; the channel is of no use then.
   void exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in, bool in_turn = false);
 
-  // One frame to and from every other worker: `pieces(peer)` goes out, frames come back by worker.
-  std::vector<Incoming> exchange_all(const std::function<std::vector<Piece>(int)>& pieces);
+  // One frame to and from every other worker: `pieces(peer)` goes out, frames of at most `most` bytes come back by
+  // worker.
+  std::vector<Incoming> exchange_all(const std::function<std::vector<Piece>(int)>& pieces, int64_t most);
+
+  // Closes the channel because of a worker, and throws a Failure that names it: "worker 3 (its name) `what`".
+  [[noreturn]] void fail(int peer, const std::string& what);
 
   // Closes a channel on which something else went wrong: the others must not wait for us.
   void abandon(const std::string& why);
 
-  // The same frame to every other worker; theirs come back by worker. In bulk (all must agree on that) frames
-  // travel around a ring: one flow a link and direction, which fills it best. Otherwise directly.
-  std::vector<Incoming> gather(const std::vector<Piece>& pieces, bool bulk);
+  // The same frame to every other worker; theirs, of at most `most` bytes, come back by worker. In bulk (all must agree
+  // on that) frames travel around a ring: one flow a link and direction, which fills it best. Otherwise directly.
+  std::vector<Incoming> gather(const std::vector<Piece>& pieces, bool bulk, int64_t most);
 
-  // Runs a job on the channel's own thread, one after the other; and waits for the oldest one.
+  // Runs a job on the channel's own thread, after those that were started before.
   void start(std::function<void()> job);
+
+  // Waits for the oldest job that nobody has waited for, and throws what it threw. There must be one.
   void wait();
 
  private:
-  [[noreturn]] void fail(int peer, const std::string& what);
   void close_all();
   void serve();
   void note(char what);
@@ -119,10 +101,15 @@ class Channel {
   std::thread thread_;
 };
 
-// Channels by number, for handlers and Python. Numbers are not used again.
+// Opens a channel (its arguments are those of the constructor) and returns its number, by which handlers and Python
+// know it. Numbers are not used again.
 int64_t open_channel(int rank, std::vector<int> sockets, std::vector<std::string> names,
                      double timeout);
+
+// The channel of a number. Throws Failure if it is not open.
 std::shared_ptr<Channel> channel(int64_t number);
+
+// Closes a channel; again does nothing.
 void close_channel(int64_t number);
 
 }  // namespace dct

@@ -6,15 +6,15 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
-#include "transport/channel.h"
-#include "kernels/stream.h"
+#include "common/memory.h"
+#include "common/wire.h"
 
 namespace dct {
 
-// Coordinate-wise operations with a neutral element; a coordinate that is not there is neutral.
-enum class Op : int64_t { kSum = 0, kMax = 1, kMin = 2, kProduct = 3, kOr = 4 };
-
+// An operation on values of type T, and its neutral element.
 template <typename T, Op op>
 struct Operation {
   static constexpr Op kOp = op;
@@ -52,6 +52,7 @@ struct Vec {
   Block<uint32_t> own_index;  // what the pointers lead to, unless somebody else's memory
   Block<T> own_value;
 
+  // Takes n entries over.
   void own(Block<uint32_t> indices, Block<T> values, int64_t n) {
     own_index = std::move(indices);
     own_value = std::move(values);
@@ -60,6 +61,7 @@ struct Vec {
     count = n;
     dense = false;
   }
+  // Takes `size` values over.
   void own_dense(Block<T> values) {
     own_value = std::move(values);
     own_index = {};
@@ -70,7 +72,7 @@ struct Vec {
   }
 };
 
-// Scatter b into a dense block of a's coordinates.
+// to = op(to, b), where `to` has b.size values.
 template <typename O, typename T>
 void apply_to(T* to, const Vec<T>& b) {
   if (b.dense) {
@@ -80,9 +82,9 @@ void apply_to(T* to, const Vec<T>& b) {
   }
 }
 
-// Sparse vectors combined, in their order, window by window: the sums of a window's coordinates and who is there
-// stay in the cache, whatever the density, where merging by comparisons would guess wrong at every entry. Returns the
-// number of entries.
+// Combines sparse vectors, in their order, window by window: the sums of a window's coordinates and who is there
+// stay in the cache, whatever the density, where merging by comparisons would guess wrong at every entry. `index` and
+// `value` have room for all entries of all vectors. Returns the number of entries.
 template <typename O, typename T>
 int64_t merge_windows(const std::vector<const Vec<T>*>& parts, uint32_t* index, T* value) {
   constexpr uint64_t kWindow = 1 << 14;
@@ -120,7 +122,7 @@ int64_t merge_windows(const std::vector<const Vec<T>*>& parts, uint32_t* index, 
   }
 }
 
-// Vectors of the same coordinates, combined in their order: op(op(op(neutral, v0), v1), ...). So the
+// Combines vectors of the same coordinates, at least one, in their order: op(op(op(neutral, v0), v1), ...). So the
 // result does not depend on which of the ways below is taken. It becomes dense when the sum of the
 // counts exceeds `delta` (a bound of the union that costs nothing), or when one input is.
 template <typename O, typename T>
@@ -148,7 +150,7 @@ Vec<T> combine(std::vector<const Vec<T>*> parts, int64_t delta) {
   return out;
 }
 
-// The coordinates [begin, begin + size) of `whole`.
+// The coordinates [begin, begin + size) of `whole`, whose values must stay where they are.
 template <typename T>
 Vec<T> slice(const Vec<T>& whole, int64_t begin, int64_t size) {
   Vec<T> out;
@@ -177,108 +179,6 @@ template <typename O, typename T>
 int64_t present(const Vec<T>& v) {
   if (!v.dense) return v.count;
   return v.size - int64_t(std::count(v.value, v.value + v.size, O::neutral()));
-}
-
-// Numbers that travel with every vector, so that all workers know them at the end.
-struct Meta {
-  uint64_t nonfinite = 0, corrupt = 0;  // workers
-  uint64_t wanted = 0;                  // words of the longest message
-  uint64_t encoded = 0, missing = 0;    // words of all messages
-  uint64_t entries = 0;                 // of all messages
-  uint64_t sent = 0;                    // bytes that these workers have sent, frame heads included
-  uint64_t present = 0;                 // coordinates of the result that somebody has sent
-
-  void add(const Meta& other) {
-    nonfinite += other.nonfinite;
-    corrupt += other.corrupt;
-    wanted = std::max(wanted, other.wanted);
-    encoded += other.encoded;
-    missing += other.missing;
-    entries += other.entries;
-    sent += other.sent;
-    present += other.present;
-  }
-};
-
-enum class Form : uint32_t { kSparse = 0, kDense = 1, kQuantized = 2 };
-
-// A vector as it travels: this head, index words, values.
-struct ParcelHead {
-  Form form;
-  uint32_t codec, rice, pad = 0;
-  int64_t count, index_words;
-  Meta meta;
-};
-
-// A vector on its way out; the values are sent from where they lie.
-template <typename T>
-struct Parcel {
-  ParcelHead head;
-  Block<uint32_t> words;  // indices, or quantized values
-  Piece values{nullptr, 0};
-
-  std::vector<Piece> pieces() const {
-    return {{&head, sizeof head}, {words.begin(), 4 * words.size}, values};
-  }
-  int64_t bytes() const { return kFrameHead + int64_t(sizeof head) + 4 * words.size + values.bytes; }
-};
-
-template <typename T>
-Parcel<T> wrap(const Vec<T>& v, uint32_t index_codec, const Meta& meta) {
-  Parcel<T> parcel;
-  if (v.dense) {
-    parcel.head = {Form::kDense, 0, 0, 0, v.size, 0, meta};
-    parcel.values = {v.value, v.size * int64_t(sizeof(T))};
-    return parcel;
-  }
-  IndexChoice choice = v.count ? choose_codec(v.index, v.count, v.size, index_codec)
-                               : IndexChoice{kNone, 0, 0};
-  parcel.words = Block<uint32_t>(choice.words);
-  std::fill(parcel.words.begin(), parcel.words.end(), 0u);
-  if (v.count) write_indices(v.index, v.count, choice, parcel.words.begin());
-  parcel.head = {Form::kSparse, choice.codec, uint32_t(choice.rice), 0, v.count, choice.words, meta};
-  parcel.values = {v.value, v.count * int64_t(sizeof(T))};
-  return parcel;
-}
-
-inline const ParcelHead& head_of(const Block<uint8_t>& frame) {
-  if (frame.size < int64_t(sizeof(ParcelHead))) throw Failure("a frame is too short for its head");
-  return *reinterpret_cast<const ParcelHead*>(frame.begin());
-}
-
-// Copies the values out of a frame, where they need not be aligned.
-template <typename T>
-Block<T> read_values(const Block<uint8_t>& frame, int64_t offset, int64_t count) {
-  if (frame.size != offset + count * int64_t(sizeof(T))) throw Failure("a frame has another length than it says");
-  Block<T> values(count);
-  std::memcpy(values.begin(), frame.begin() + offset, size_t(count) * sizeof(T));
-  return values;
-}
-
-template <typename T>
-Vec<T> unwrap(const Block<uint8_t>& frame, int64_t begin, int64_t size) {
-  const ParcelHead& head = head_of(frame);
-  Vec<T> out;
-  out.begin = begin;
-  out.size = size;
-  const int64_t at = sizeof(ParcelHead) + 4 * head.index_words;
-  if (head.count < 0 || head.count > size || head.index_words < 0 || at > frame.size) {
-    throw Failure("a frame does not fit its vector");
-  }
-  if (head.form == Form::kDense) {
-    if (head.count != size) throw Failure("a dense frame does not fit its vector");
-    out.own_dense(read_values<T>(frame, at, size));
-    return out;
-  }
-  std::vector<uint32_t> index(static_cast<size_t>(head.count));
-  auto section = reinterpret_cast<const uint32_t*>(frame.begin() + sizeof(ParcelHead));
-  if (head.count && !read_indices(head.codec, int(head.rice), section, head.index_words, size, &index)) {
-    throw Failure("a frame has indices that cannot be read");
-  }
-  Block<uint32_t> indices(head.count);
-  std::copy(index.begin(), index.end(), indices.begin());
-  out.own(std::move(indices), read_values<T>(frame, at, head.count), head.count);
-  return out;
 }
 
 }  // namespace dct

@@ -4,81 +4,17 @@
 
 #include <algorithm>
 #include <cfloat>
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <vector>
 
+#include "common/cpu.h"
+#include "common/floats.h"
+#include "common/handler.h"
+#include "common/integers.h"
 #include "common/parallel.h"
-#include "xla/ffi/api/ffi.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define DCT_AVX2 __attribute__((target("avx2,f16c,bmi,popcnt")))
-#endif
 
 namespace dct {
 
-namespace ffi = xla::ffi;
-
 constexpr int64_t kChunk = 1 << 16;  // elements a task handles: two chunks stay in a 512 KiB cache
-
-inline float bits_to_float(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-inline uint32_t float_to_bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-
-// DCT_JAX_AVX2=0 takes the plain loops of processors without it, so that they can be tested on one with it.
-inline bool has_avx2() {
-#if defined(__x86_64__)
-  static const bool yes = [] {
-    const char* wish = std::getenv("DCT_JAX_AVX2");
-    bool wanted = !wish || std::strcmp(wish, "0") != 0;
-    return wanted && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-  }();
-  return yes;
-#else
-  return false;
-#endif
-}
-
-// IEEE half to float, for processors without the instruction.
-inline float half_to_float(uint16_t half) {
-  uint32_t sign = uint32_t(half & 0x8000) << 16;
-  uint32_t exponent = (half >> 10) & 31, mantissa = half & 1023;
-  if (exponent == 31) return bits_to_float(sign | 0x7F800000 | (mantissa << 13));
-  if (exponent) return bits_to_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
-  float value = float(mantissa) * 0x1p-24f;
-  return sign ? -value : value;
-}
-
-// Float to IEEE half, to nearest even. Finite input within half's range only.
-inline uint16_t float_to_half(float x) {
-  uint32_t bits = float_to_bits(x);
-  uint16_t sign = uint16_t((bits >> 16) & 0x8000);
-  uint32_t magnitude = bits & 0x7FFFFFFF;
-  if (magnitude < 0x38800000) {  // below half's smallest normal number: a multiple of 2^-24
-    float scaled = bits_to_float(magnitude) * 0x1p24f;
-    return uint16_t(sign | uint16_t(std::nearbyint(scaled)));
-  }
-  uint32_t rounded = magnitude + 0xFFF + ((magnitude >> 13) & 1);
-  return uint16_t(sign | uint16_t((rounded - 0x38000000) >> 13));
-}
-
-inline uint16_t float_to_bfloat(float x) {
-  uint32_t bits = float_to_bits(x);
-  return uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-inline float bfloat_to_float(uint16_t x) { return bits_to_float(uint32_t(x) << 16); }
 
 struct Layer {
   const void* gradient;
@@ -94,6 +30,7 @@ struct Layer {
 // largest finite number is as good.
 inline float finite_sum(float g, float e) { return std::min(std::max(g + e, -FLT_MAX), FLT_MAX); }
 
+// gradient + residual of entry i.
 inline float load1(const Layer& layer, int64_t i) {
   float g;
   if (layer.dtype == ffi::DataType::F32) {
@@ -107,6 +44,7 @@ inline float load1(const Layer& layer, int64_t i) {
 }
 
 #if defined(__x86_64__)
+// Entries [i, i + 8) of an array of the given type.
 template <ffi::DataType dtype>
 DCT_AVX2 inline __m256 load8(const void* gradient, int64_t i) {
   if constexpr (dtype == ffi::DataType::F32) {
@@ -119,7 +57,7 @@ DCT_AVX2 inline __m256 load8(const void* gradient, int64_t i) {
   }
 }
 
-// The same, eight at a time.
+// gradient + residual of entries [i, i + 8). The layer must have the given type.
 template <ffi::DataType dtype>
 DCT_AVX2 inline __m256 sum8(const Layer& layer, int64_t i) {
   __m256 g = load8<dtype>(layer.gradient, i);
@@ -138,12 +76,14 @@ auto with_dtype(const Layer& layer, F&& f) {
   return f.template operator()<ffi::DataType::F16>();
 }
 
+// Entries [begin, end) of a layer.
 struct Chunk {
   const Layer* layer;
   int64_t begin, end;
 };
 
-// Cuts all layers into chunks whose ends fall on segment borders (segment 0: the whole layer).
+// Cuts all layers into chunks whose ends fall on segment borders (segment 0: the whole layer). Chunks point into
+// `layers`, which must stay where it is.
 inline std::vector<Chunk> make_chunks(const std::vector<Layer>& layers, int64_t segment) {
   int64_t step = segment ? std::max<int64_t>(1, kChunk / segment) * segment : kChunk;
   std::vector<Chunk> chunks;
@@ -155,7 +95,8 @@ inline std::vector<Chunk> make_chunks(const std::vector<Layer>& layers, int64_t 
   return chunks;
 }
 
-// Reads layers out of the arguments of a handler: n gradients, then n residuals when `feedback`.
+// Reads layers out of the arguments of a handler: n gradients, then n residuals when `feedback`. Fails for types that
+// kernels do not know and for residuals of another size.
 inline ffi::Error read_layers(ffi::RemainingArgs args, bool feedback, int64_t segment,
                               std::vector<Layer>* layers) {
   size_t n = feedback ? args.size() / 2 : args.size();
@@ -182,6 +123,25 @@ inline ffi::Error read_layers(ffi::RemainingArgs args, bool feedback, int64_t se
     layers->push_back(layer);
   }
   return ffi::Error::Success();
+}
+
+// Reads where the new residuals go out of the results of a handler, in the order of the layers.
+inline ffi::Error read_residuals_out(ffi::RemainingRets rets, bool feedback, std::vector<Layer>* layers) {
+  for (size_t i = 0; feedback && i < layers->size(); ++i) {
+    auto residual = rets.get<ffi::Buffer<ffi::F32>>(i);
+    if (!residual) return residual.error();
+    (*layers)[i].residual_out = (*residual)->typed_data();
+  }
+  return ffi::Error::Success();
+}
+
+// Copies residuals to where the new ones go, for a worker that has nothing to say. Does nothing in place, nor without
+// feedback.
+inline void keep_residuals(const std::vector<Layer>& layers) {
+  for (const Layer& layer : layers) {
+    if (!layer.residual_out || layer.residual_out == layer.residual) continue;
+    std::memcpy(layer.residual_out, layer.residual, size_t(layer.size) * sizeof(float));
+  }
 }
 
 }  // namespace dct
