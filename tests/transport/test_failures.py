@@ -11,27 +11,9 @@ import workers
 
 from dct_jax import transport
 from dct_jax.collectives.algorithms import ALGORITHMS
-from dct_jax.wire.exchanges import Op, Settings
+from dct_jax.wire.exchanges import Settings
 
 BROKEN = 'has closed its connection|cannot be reached|is in another exchange'
-
-
-def reducer(channel, size=50, algorithm='split_all_gather', op='sum', settings=None, dtype=np.float32):
-  """A compiled reduction of three entries."""
-  call = lambda index, value: transport.reduce_stream(
-      index, value, 3, size, channel, settings or Settings(), algorithm=ALGORITHMS.index(algorithm), op=Op[op.upper()])
-  arguments = jax.device_put((np.array([1, 5, 20], np.uint32), np.ones(3, dtype)))
-  compiled = jax.jit(call).lower(*arguments).compile()
-  return lambda: jax.block_until_ready(compiled(*arguments))
-
-
-def error_of(call):
-  """The text of its error and the seconds until then."""
-  begin = time.monotonic()
-  # What fails before the call has returned is a ValueError to JAX's fast way through C++.
-  with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as error:
-    call()
-  return str(error.value), time.monotonic() - begin
 
 
 def run_against(third, number=3, timeout=10.0, again=False, **kwargs):
@@ -39,12 +21,12 @@ def run_against(third, number=3, timeout=10.0, again=False, **kwargs):
   ready = threading.Barrier(number)
 
   def body(t):
-    call = reducer(t.open(), **kwargs)
+    call = workers.reducer(t.open(), **kwargs)
     ready.wait(30)
     if t.rank == number - 1:
       return third(t, call)
-    first = error_of(call)
-    return (first, error_of(call)) if again else first
+    first = workers.error_of(call)
+    return (first, workers.error_of(call)) if again else first
 
   return workers.run_workers(number, body, timeout)[:-1]
 
@@ -74,7 +56,7 @@ def test_a_short_timeout_is_kept_too():
 
 def test_a_slow_worker_is_waited_for():
   def body(t):
-    call = reducer(t.open())
+    call = workers.reducer(t.open())
     time.sleep(0.6 * t.rank)
     return np.asarray(call()[1])
 
@@ -101,7 +83,7 @@ def test_a_failure_in_the_background_comes_with_wait():
     if t.rank == 1:
       return t.close()
     handle = start(message)
-    return error_of(lambda: jax.block_until_ready(wait(handle)))[0], error_of(
+    return workers.error_of(lambda: jax.block_until_ready(wait(handle)))[0], workers.error_of(
         lambda: jax.block_until_ready(wait(start(message))))[0]
 
   first, second = workers.run_workers(2, body)[0]
@@ -117,7 +99,7 @@ def test_workers_in_different_exchanges_are_told(other):
   """Frames of one exchange must not pass for those of another."""
 
   def body(t):
-    return error_of(reducer(t.open(), **(other if t.rank == 0 else {})))
+    return workers.error_of(workers.reducer(t.open(), **(other if t.rank == 0 else {})))
 
   errors = workers.run_workers(2, body, timeout=10)
   assert all(re.search(BROKEN, text) and seconds < 5 for text, seconds in errors)
@@ -130,7 +112,7 @@ def test_what_need_not_be_equal_may_differ(delta):
   """A codec and a delta concern the sender alone."""
 
   def body(t):
-    return np.asarray(reducer(t.open(), settings=Settings('rice', delta) if t.rank else Settings())()[1])
+    return np.asarray(workers.reducer(t.open(), settings=Settings('rice', delta) if t.rank else Settings())()[1])
 
   for out in workers.run_workers(3, body):
     assert out.sum() == 9
@@ -144,7 +126,7 @@ def test_streams_that_break_their_word_touch_no_memory(index, count, message):
     channel = t.open()
     mine = ([1, 2, 3], 3) if t.rank else (index, count)
     call = jax.jit(lambda i, v: transport.reduce_stream(i, v, mine[1], 50, channel, Settings(), algorithm=2))
-    return error_of(lambda: jax.block_until_ready(call(np.array(mine[0], np.uint32), np.ones(3, np.float32))))
+    return workers.error_of(lambda: jax.block_until_ready(call(np.array(mine[0], np.uint32), np.ones(3, np.float32))))
 
   errors = workers.run_workers(2, body, timeout=10)
   assert message in errors[0][0]
@@ -155,8 +137,8 @@ def test_streams_that_break_their_word_touch_no_memory(index, count, message):
 def test_a_closed_transport_is_not_open():
   t = transport.local_group(1)[0]
   with t:
-    call = reducer(t.open())
+    call = workers.reducer(t.open())
     call()
   t.close()  # again does nothing
   assert t.traffic() == (0, 0, 0, 0.0)
-  assert re.search(r'channel \d+ is not open', error_of(call)[0])
+  assert re.search(r'channel \d+ is not open', workers.error_of(call)[0])

@@ -2,9 +2,11 @@
 
 import functools
 import threading
+import time
 
 import jax
 import numpy as np
+import pytest
 
 from dct_jax import transport
 from dct_jax.collectives.algorithms import ALGORITHMS
@@ -47,6 +49,24 @@ def run_workers(size, body, timeout=30.0):
   finally:
     for t in group:
       t.close()
+
+
+def reducer(channel, size=50, algorithm='split_all_gather', op='sum', settings=None, dtype=np.float32):
+  """A compiled reduction of three entries."""
+  call = lambda index, value: transport.reduce_stream(
+      index, value, 3, size, channel, settings or Settings(), algorithm=ALGORITHMS.index(algorithm), op=Op[op.upper()])
+  arguments = jax.device_put((np.array([1, 5, 20], np.uint32), np.ones(3, dtype)))
+  compiled = jax.jit(call).lower(*arguments).compile()
+  return lambda: jax.block_until_ready(compiled(*arguments))
+
+
+def error_of(call):
+  """The text of its error and the seconds until then."""
+  begin = time.monotonic()
+  # What fails before the call has returned is a ValueError to JAX's fast way through C++.
+  with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as error:
+    call()
+  return str(error.value), time.monotonic() - begin
 
 
 class Group:

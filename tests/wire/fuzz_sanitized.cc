@@ -2,6 +2,7 @@
 // that a single word read or written out of bounds ends the program. Built and run by test_fuzz.py.
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
 
 #include "kernels/stream.h"
