@@ -12,9 +12,8 @@ import dlrm_parallel
 import numpy as np
 from absl import app
 
-from dct_jax import train
+from dct_jax import measures, train
 from dct_jax.data import clicks
-from dct_jax.measures import clicks as click_measures
 from dct_jax.train import experiment, report
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo.py', {
@@ -51,7 +50,7 @@ def make_evaluate(config, predict, sets):
     out = {}
     for name, batches in parts.items():
       logits = [predict(params, state, b._asdict()) for b in batches]
-      measured = click_measures.measure(np.concatenate(logits), np.concatenate([b.label for b in batches]))
+      measured = measures.of_clicks(np.concatenate(logits), np.concatenate([b.label for b in batches]))
       out |= {f'{name}_{k}': v for k, v in measured.items()}
     return out
 

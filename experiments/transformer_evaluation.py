@@ -8,10 +8,10 @@ import numpy as np
 import transformer_parallel
 from absl import logging
 
+from dct_jax import measures
 from dct_jax.data.translation import batching as translation_batches
 from dct_jax.data.translation import buckets, ragged, subwords
 from dct_jax.data.translation.pairs import Pairs
-from dct_jax.measures import bleu
 from dct_jax.models import decoding
 
 TRAIN_PAIRS = 1000  # of the training set, that its losses are of
@@ -71,7 +71,7 @@ class Evaluation:
     for _, batch in translation_batches.in_order(pairs, self._shapes[name]):
       sums += np.sum(self._setup.predict(params, state, batch), axis=0, dtype=np.float64)
     smooth, plain = sums / len(pairs.target.tokens)
-    return {f'{name}_loss': smooth, f'{name}_nll': plain, f'{name}_perplexity': np.exp(plain)}
+    return {f'{name}_loss': smooth, f'{name}_nll': plain, f'{name}_perplexity': measures.perplexity(plain)}
 
   def _translate(self, params, name, beam):
     """Texts of translations, in the order of the pairs."""
@@ -84,7 +84,7 @@ class Evaluation:
     return subwords.decode(self._sets.target_words, rows)
 
   def _bleu(self, texts, references):
-    return bleu.bleu(texts, references, tokenize=self._config.tokenize, lowercase=self._config.lower)
+    return measures.bleu(texts, references, tokenize=self._config.tokenize, lowercase=self._config.lower)
 
   def _show(self, texts):
     if jax.process_index():

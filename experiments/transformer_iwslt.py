@@ -13,11 +13,10 @@ import transformer_evaluation
 import transformer_parallel
 from absl import app, logging
 
-from dct_jax import train
+from dct_jax import measures, train
 from dct_jax.data.translation import batching as translation_batches
 from dct_jax.data.translation import buckets
 from dct_jax.data.translation import pairs as translation
-from dct_jax.measures import bleu
 from dct_jax.train import experiment, report
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer_iwslt.py', {
@@ -70,7 +69,7 @@ def check(config):
       raise ValueError(f'--{name} must be at least 1, got {config[name]}')
   if not 0 <= config.label_smoothing < 1:
     raise ValueError(f'--label_smoothing must be in [0, 1), got {config.label_smoothing}')
-  bleu.bleu(['a'], ['a'], tokenize=config.tokenize)
+  measures.bleu(['a'], ['a'], tokenize=config.tokenize)
 
 
 def load(config, workdir):

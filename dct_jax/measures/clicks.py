@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def of_clicks(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
   """Loss, accuracy, AUC and normalized entropy of predictions."""
   loss = log_loss(logits, labels)
   return {'loss': loss, 'accuracy': float(np.mean((logits > 0) == (labels > 0.5))), 'auc': auc(logits, labels),

@@ -192,9 +192,9 @@ class Pipeline:
     """Rows of this batch for the stages that have tables, by worker, and whom to update later."""
     own: dict[tuple[int, int], jax.Array] = {}
     asked: dict[int, Any] = {}
-    for s in self.tables:
+    for s, tables in self.tables.items():
       wanted = jax.make_array_from_process_local_data(
-          NamedSharding(self.meshes[s], PartitionSpec('data')), batch['categories'])
+          NamedSharding(self.meshes[s], PartitionSpec('data')), tables.exchange.wanted(batch))
       found, asked[s] = self._fetch[s](state[s].tables, wanted)
       own |= {(d, s): self._local(found, d, s) for d in self.shares}
     return own, asked

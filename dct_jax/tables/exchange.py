@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,32 +29,40 @@ class RowExchange:
     layout: from `deal`.
     axis_name: mapped axis of the workers; None for one worker that has all tables.
     codec: how rows and gradients travel: 'float32', 'float16', or 'int8' with a scale for each row.
+    column: the column of a batch that says which rows it wants; steps and pipelines ask `wanted` for it.
   """
 
-  def __init__(self, layout: TableLayout, axis_name: str | None = 'data', *, codec: str = 'float32'):
+  def __init__(self, layout: TableLayout, axis_name: str | None = 'data', *, codec: str = 'float32',
+               column: str = 'categories'):
     if codec not in CODECS:
       raise ValueError(f'codec must be one of {CODECS}, got {codec=}')
     if axis_name is None and len(layout.slots) > 1:
       raise ValueError(f'without an axis there is one worker, got slots of {len(layout.slots)}')
     self._slots, self._begin, self._place = layout.slots, layout.begin, layout.place
-    self._axis, self._codec = axis_name, codec
+    self._axis, self._codec, self._column = axis_name, codec, column
 
   @property
   def workers(self) -> int:
     return len(self._slots)
 
-  def fetch(self, tables: jax.Array, categories: jax.Array) -> tuple[jax.Array, Asked]:
+  def wanted(self, batch: Mapping[str, Any]) -> Any:
+    """The ids of a batch, int32[batch, fields], for `fetch`."""
+    if self._column not in batch:
+      raise ValueError(f'the ids of rows are in column {self._column!r}, got a batch with {sorted(batch)}')
+    return batch[self._column]
+
+  def fetch(self, tables: jax.Array, ids: jax.Array) -> tuple[jax.Array, Asked]:
     """A batch's rows.
 
     Args:
       tables: float32[rows, width], those of this worker.
-      categories: int32[batch, fields].
+      ids: int32[batch, fields], from 0 in each field.
 
     Returns:
       float32[batch, fields, width], and whom to update later.
     """
     workers, slots = self._slots.shape
-    local = categories + self._begin
+    local = ids + self._begin
     nobody = jnp.zeros((local.shape[0], 1), local.dtype)  # row 0, for slots without a field
     asking = jnp.concatenate([nobody, local], axis=1)[:, self._slots.reshape(-1) + 1]
     asked = self._swap(asking.reshape(-1, workers, slots).swapaxes(0, 1))

@@ -65,7 +65,8 @@ def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer
     axis_name: axis of the workers.
 
   Returns:
-    step(params, state, batch) -> (params, state, metrics); the batch has 'categories', int32[n, fields].
+    step(params, state, batch) -> (params, state, metrics); the batch has the ids of its rows in the
+    column that `exchange` was given.
     Metrics are those of `make_step`, and `row_bytes`, what a worker sends for its rows.
   """
   whole, shard = PartitionSpec(), PartitionSpec(axis_name)
@@ -73,7 +74,7 @@ def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer
   mean = steps.mean_over(axis_name)
 
   def step(params, state, batch):
-    rows, asked = exchange.fetch(state.tables, batch['categories'])
+    rows, asked = exchange.fetch(state.tables, exchange.wanted(batch))
     (loss, aux), (grads, row_grads) = value_and_grad((params, rows), batch)
     params, state, account = update_all(tx, optimizer, exchange, params, state, grads, row_grads, asked)
     scalars = {'loss': loss, **steps.check_aux(aux)}
@@ -112,7 +113,7 @@ def make_row_predictor(apply_fn: Callable, exchange: RowExchange, mesh: Mesh,
   whole, shard = PartitionSpec(), PartitionSpec(axis_name)
 
   def predict(params, tables, batch):
-    rows, _ = exchange.fetch(tables, batch['categories'])
+    rows, _ = exchange.fetch(tables, exchange.wanted(batch))
     return apply_fn(params, rows, batch)
 
   compiled = jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=(whole, shard, shard), out_specs=shard))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from dct_jax.measures import clicks as click_measures
+from dct_jax import measures
 
 
 @pytest.mark.parametrize('ties', [False, True])
@@ -13,7 +13,7 @@ def test_measures_are_those_of_scikit_learn(ties):
   logits = rng.standard_normal(1000).astype(np.float32) * 3
   logits = np.round(logits) if ties else logits
   labels = (rng.random(1000) < 0.3).astype(np.float32)
-  got = click_measures.measure(logits, labels)
+  got = measures.of_clicks(logits, labels)
   p = 1 / (1 + np.exp(-logits.astype(np.float64)))
   assert got['loss'] == pytest.approx(metrics.log_loss(labels, p), rel=1e-9)
   assert got['auc'] == pytest.approx(metrics.roc_auc_score(labels, logits), rel=1e-12)
@@ -23,7 +23,7 @@ def test_measures_are_those_of_scikit_learn(ties):
 
 
 def test_extreme_logits_and_a_single_class():
-  got = click_measures.measure(np.array([1e4, -1e4]), np.array([1.0, 0.0]))
+  got = measures.of_clicks(np.array([1e4, -1e4]), np.array([1.0, 0.0]))
   assert got['loss'] == 0 and got['auc'] == 1
-  alone = click_measures.measure(np.array([0.5, -1.0]), np.zeros(2))
+  alone = measures.of_clicks(np.array([0.5, -1.0]), np.zeros(2))
   assert np.isnan(alone['auc']) and np.isnan(alone['ne']) and alone['loss'] > 0

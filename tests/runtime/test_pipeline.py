@@ -40,7 +40,7 @@ def make_batches(count, size=16):
   rng = np.random.default_rng(3)
   for _ in range(count):
     yield {'dense': rng.standard_normal((size, FEATURES)).astype(np.float32),
-           'categories': np.stack([rng.integers(0, v, size) for v in VOCABULARIES], 1).astype(np.int32),
+           'items': np.stack([rng.integers(0, v, size) for v in VOCABULARIES], 1).astype(np.int32),
            'label': rng.integers(0, 2, size).astype(np.float32)}
 
 
@@ -49,7 +49,7 @@ class Both:
 
   def __init__(self, workers, splits=SPLITS, cut=Cut(0.75), dp=0.0, microbatches=1):  # noqa: B008
     self.layout = embeddings.deal(VOCABULARIES, workers)
-    self.exchange = embeddings.RowExchange(self.layout)
+    self.exchange = embeddings.RowExchange(self.layout, column='items')  # nothing knows its name
     self.optimizer = embeddings.make_optimizer('adagrad', 0.1)
     self.tx = lambda: optax.chain(make_mean(dp), optax.sgd(0.2))
     boundaries = {name: dct_jax.SparseBoundary(cut.sparsity, cut.value_codec) for name in splits.split(',')}

@@ -106,3 +106,10 @@ def test_predictions_come_back_in_order():
   flat, starts = setup.tables(setup.state), np.cumsum([0, *VOCABULARIES[:-1]])
   rows = flat[batch['categories'] + starts]
   np.testing.assert_allclose(got, rows.sum((1, 2)) * 0.1, rtol=1e-5)
+
+
+def test_the_column_of_ids_is_chosen_once_and_missed_with_a_clear_error():
+  exchange = RowExchange(embeddings.deal(VOCABULARIES), None, column='items')
+  assert exchange.wanted({'items': 3, 'categories': 4}) == 3
+  with pytest.raises(ValueError, match=r"in column 'items', got a batch with \['categories'\]"):
+    exchange.wanted({'categories': 4})

@@ -1,18 +1,14 @@
-"""From text to ids: what is skipped, what is cut, what is refused; and BLEU."""
-
-import sys
+"""From text to ids: what is skipped, what is cut, what is refused."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip('sentencepiece')
-pytest.importorskip('sacrebleu')
 
 from dct_jax.data.translation import pairs as translation
 from dct_jax.data.translation import subwords
 from dct_jax.data.translation import synthetic as synthetic_translation
 from dct_jax.data.translation.parallel_text import Lines, LineSets
-from dct_jax.measures.bleu import bleu
 
 SMALL = synthetic_translation.generate(300, 20, 20)
 
@@ -100,25 +96,3 @@ def test_sets_by_name(tmp_path, monkeypatch):
   sets = translation.load(tmp_path, None, source='xx', target='yy', size=200)
   assert sets.lines[:3] == SMALL[:3]
   assert sets.source_words.size == 200
-
-
-def test_bleu():
-  lines = SMALL.test.target
-  score, signature = bleu(lines, lines)
-  assert score == pytest.approx(100)
-  assert 'tok:13a' in signature and 'case:mixed' in signature
-  assert bleu([x.upper() for x in lines], lines)[0] < 50
-  assert bleu([x.upper() for x in lines], lines, lowercase=True)[0] == pytest.approx(100)
-  assert bleu(SMALL.test.source, lines)[0] < 1
-  assert 'tok:none' in bleu(['a b .'], ['a b .'], tokenize='none')[1]
-  # All n-grams right, two words of six missing: the brevity penalty alone.
-  assert bleu(['a b c d'], ['a b c d e f'])[0] == pytest.approx(100 * np.exp(1 - 6 / 4))
-  for hypotheses in ([], lines[1:]):
-    with pytest.raises(ValueError, match='each reference must have a hypothesis'):
-      bleu(hypotheses, lines)
-
-
-def test_without_sacrebleu(monkeypatch):
-  monkeypatch.setitem(sys.modules, 'sacrebleu', None)
-  with pytest.raises(ImportError, match=r'dct_jax\[experiments\]'):
-    bleu(['a'], ['a'])

@@ -1,8 +1,10 @@
-"""BLEU of translations, by sacrebleu."""
+"""What translations are judged by: BLEU, by sacrebleu, and perplexity."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = '13a',
@@ -44,3 +46,20 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str 
   metric = metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
   score = metric.corpus_score(list(hypotheses), [list(references)]).score
   return score, str(metric.get_signature())
+
+
+def perplexity(nll: float) -> float:
+  """How many words a model chooses between, as if all were equally likely.
+
+  Args:
+    nll: mean of -log p(word), in nats, without label smoothing.
+
+  Returns:
+    exp(nll); infinity where that is too large for a float.
+
+  Examples:
+    >>> round(perplexity(float(np.log(50))), 6)
+    50.0
+  """
+  with np.errstate(over='ignore'):  # a model that has diverged has an answer, too
+    return float(np.exp(nll))
