@@ -23,7 +23,8 @@ from dct_jax.train import experiment
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))
 import dlrm_criteo  # noqa: F401  (its flags)
-import dlrm_parallel
+
+from shared.dlrm.setup import WIDE_CUTS, make_setup
 
 SUITE = flags.DEFINE_enum('suite', 'hybrid', ['hybrid', 'headline', 'wide', 'lifespan', 'sparsity'],
                           'What is compared.')
@@ -40,7 +41,7 @@ COMPRESSED = {'dp_sparsity': 0.99, 'mp_sparsity': 0.9, 'activation_codec': 'floa
 def suite():
   """Name -> settings that differ from the baseline of the DLRM experiment; workers and stages are alike."""
   stages = {'workers': 2, 'stages': 2, 'splits': 'bottom2'}
-  wide = {'method': 'wide', 'workers': 1, 'stages': 13, 'splits': dlrm_parallel.WIDE_CUTS, 'microbatches': 4}
+  wide = {'method': 'wide', 'workers': 1, 'stages': 13, 'splits': WIDE_CUTS, 'microbatches': 4}
   workers = {'workers': 4}
   dct = {'dp_sparsity': 0.95, 'tracking': 0.0, 'value_codec': 'float32'}
   every = {
@@ -61,7 +62,7 @@ def suite():
 def make(changes, sets):
   """A contender for one configuration."""
   config = experiment.changed(changes)
-  setup = dlrm_parallel.make(config, sets.test.dense.shape[1], sets.vocabularies)
+  setup = make_setup(config, sets.test.dense.shape[1], sets.vocabularies)
   held = list(setup.state[:2])
   mine, parts = setup.share
   batches = clicks.batches(sets.train, config.batch, 0, process=mine, processes=parts)

@@ -22,11 +22,11 @@ from timing import table
 import dct_jax
 from dct_jax import train
 from dct_jax.train import experiment
-from dct_jax.train.step import accounts
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))
 import resnet_cifar  # its flags, too
-import resnet_designs
+
+from shared.resnet.designs import make_optimizer
 
 DESIGNS = flags.DEFINE_list('designs', [
     'float32', 'int8', 'ternary', 'one_bit', 'sparse', 'local2', '3lc', '3lc_150', '3lc_175', '3lc_190'],
@@ -53,7 +53,7 @@ def exchange_alone(tx, variables, state, specs, mesh, gradients, period):
   """The optimizer's step with given gradients: compression, two exchanges, SGD."""
   def step(variables, state, grads):
     updates, state = tx.update(jax.tree.map(lambda x: x[0], grads), state, variables)
-    return optax.apply_updates(variables, updates), state, accounts(state)
+    return optax.apply_updates(variables, updates), state, train.accounts(state)
   mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), specs, P('data')), out_specs=(P(), specs, P()))
   compiled = jax.jit(mapped, donate_argnums=(0, 1))
   held, count = [variables, state], [0]
@@ -79,7 +79,7 @@ def worker():
   gradients, group = None, {}
   for name in DESIGNS.value:
     design = experiment.config_of(name)
-    tx = resnet_designs.make_optimizer(design, transport)
+    tx = make_optimizer(design, transport)
     variables, state, specs = dct_jax.init(tx, first, mesh)
     if PART.value == 'exchange':
       gradients = gradients or real_gradients(loss_fn, variables, batches, mesh)

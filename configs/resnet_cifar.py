@@ -21,7 +21,7 @@ def base():
   config.momentum = 0.9
   config.weight_decay = 1e-4  # of kernels alone
   config.seed = 0
-  config.compressor = 'float32'  # see experiments/resnet_designs.py
+  config.compressor = 'float32'  # the names are in experiments/shared/resnet/designs.py
   config.multiplier = 1.0  # sparsity multiplier of 3LC
   config.pull_multiplier = 0.0  # of what comes back; 0: the same, as in the paper
   config.zero_runs = True  # zero-run encoding, of 3LC

@@ -37,7 +37,7 @@ def base():
   config.decay = 'l2'  # in the gradient, as of PyTorch's Adam; 'decoupled' as of AdamW, and of fairseq's Adam
   config.adam = 'mean'  # of gradients; 'local': each worker has its own, of which the updates are averaged
   config.seed = 0
-  config.compressor = 'dense'  # of gradients: see experiments/transformer_optimizer.py
+  config.compressor = 'dense'  # of gradients; the names are in experiments/shared/transformer/optimizer.py
   config.dp_sparsity = 0.99
   config.lifespan = 1000
   config.tracking = 0.1

@@ -8,7 +8,6 @@ import pathlib
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app
@@ -17,11 +16,13 @@ from sklearn import datasets
 import dct_jax
 from dct_jax import train
 from dct_jax.train import experiment
+from shared import classifiers
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/digits_mlp.py', {
     'sparsity': (float, 'Share of the gradient that stays behind.'),
-    'lifespan': (int, 'Steps for which a threshold is kept.'),
-    'value_codec': (str, 'float32, float16 or bfloat16.')})
+    'lifespan': (int, 'Number of steps for which a threshold is kept.'),
+    'value_codec': (str, 'Type of the values that are sent: float32, float16 or bfloat16.'),
+})
 
 
 def load(workers):
@@ -34,23 +35,22 @@ def load(workers):
           for k, i in cut.items()}
 
 
-def place(data, rows, mesh):
-  """This process's share of some rows, on its devices."""
-  return train.share_batch({k: v[rows] for k, v in data.items()}, mesh)
-
-
 def make_batches(data, config, mesh, step):
   """The order depends on the seed and the step alone, so that a resumed run goes on in it."""
   while True:
     rng = np.random.default_rng([config.seed, step])
-    yield place(data, rng.integers(0, len(data['x']), config.batch), mesh)
+    rows = rng.integers(0, len(data['x']), config.batch)
+    yield train.share_batch({k: v[rows] for k, v in data.items()}, mesh)
     step += 1
 
 
 def make_optimizer(config):
-  mean = dct_jax.dense_mean('data') if config.method == 'dense' else dct_jax.dct_dp(
-      config.sparsity, config.lifespan, 'data', early_refresh=config.early_refresh,
-      tracking=config.tracking, value_codec=config.value_codec)
+  """SGD with momentum, of the mean of gradients: dense or by DCT-DP."""
+  if config.method == 'dense':
+    mean = dct_jax.dense_mean('data')
+  else:
+    mean = dct_jax.dct_dp(config.sparsity, config.lifespan, 'data', early_refresh=config.early_refresh,
+                          tracking=config.tracking, value_codec=config.value_codec)
   rate = optax.cosine_decay_schedule(config.learning_rate, config.steps)
   return optax.chain(mean, optax.add_decayed_weights(config.weight_decay),
                      optax.sgd(rate, momentum=config.momentum))
@@ -58,29 +58,22 @@ def make_optimizer(config):
 
 def train_one(config, workdir):
   """Trains with one method; everything worth keeping is in `workdir` afterwards."""
+  mesh, data, tx = dct_jax.make_mesh(config.workers), load(config.workers), make_optimizer(config)
   layers = [layer for width in config.hidden for layer in (nn.Dense(width), nn.relu)]
-  model, mesh = nn.Sequential([*layers, nn.Dense(10)]), dct_jax.make_mesh(config.workers)
-  data = load(config.workers)
-  whole = {k: place(v, np.arange(len(v['x'])), mesh) for k, v in data.items()}
+  model = nn.Sequential([*layers, nn.Dense(10)])
+  measure = classifiers.make_measure(model)
 
-  def measure(params, batch):
-    logits = model.apply(params, batch['x'])
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch['y']).mean()
-    return {'loss': loss, 'accuracy': jnp.mean(logits.argmax(-1) == batch['y'])}
-
-  tx, measure_all = make_optimizer(config), train.make_eval(measure, mesh)
-  evaluate = lambda p, _: {f'{name}_{k}': float(v) for name, batch in whole.items()
-                        for k, v in measure_all(p, batch).items()}
   params = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   params, state, specs = dct_jax.init(tx, params, mesh)
-  fixed = {k: v for k, v in config.to_dict().items() if k != 'workers'}  # their number may change
-  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed)
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', experiment.settings(config, free=('workers',)))
   params, state, start = experiment.resume(checkpoints, params, state, specs, mesh)
+
   step = train.make_step(lambda p, b: measure(p, b)['loss'], tx, mesh, specs)
   batches = make_batches(data['train'], config, mesh, start)
   with train.MetricsWriter(workdir) as writer:
     train.run(step, params, state, batches, steps=config.steps, start=start, metrics=writer,
-              checkpoints=checkpoints, checkpoint_every=500, evaluate=evaluate, evaluate_every=25)
+              checkpoints=checkpoints, checkpoint_every=500,
+              evaluate=classifiers.make_evaluate(measure, data, mesh), evaluate_every=25)
 
 
 if __name__ == '__main__':

@@ -8,38 +8,40 @@
 
 import pathlib
 
-import dlrm_parallel
 import numpy as np
 from absl import app
 
 from dct_jax import measures, train
 from dct_jax.data import clicks
 from dct_jax.train import experiment, report
+from shared.dlrm.setup import make_setup
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo.py', {
-    'data': (str, "A Criteo TSV, a directory with Frappe's files; synthetic clicks without it."),
-    'cache': (str, 'Where a prepared TSV is kept.'),
-    'rows': (int, 'Of the synthetic set, for training.'),
-    'test_rows': (int, 'Of the synthetic set, for testing.'),
-    'batch': (int, 'Examples a step, of all workers together.'),
-    'learning_rate': (float, 'Of everything, or of all but the tables.'),
-    'row_optimizer': (str, 'Of the tables: sgd, adagrad or row_adagrad.'),
-    'row_learning_rate': (float, 'Of the tables, if another one.'),
-    'row_codec': (str, 'How rows and their gradients travel: float32, float16 or int8.'),
+    'data': (str, "Path of a Criteo TSV, or of a directory with Frappe's files; synthetic clicks without it."),
+    'cache': (str, 'Directory in which a prepared TSV is kept.'),
+    'rows': (int, 'Number of rows of the synthetic set to train with.'),
+    'test_rows': (int, 'Number of rows of the synthetic set to test with.'),
+    'batch': (int, 'Number of examples in a step, of all workers together.'),
+    'learning_rate': (float, 'Learning rate of the MLPs; also that of the tables if --row_learning_rate is 0.'),
+    'row_optimizer': (str, 'Optimizer of the tables: sgd, adagrad or row_adagrad.'),
+    'row_learning_rate': (float, 'Learning rate of the tables; 0 takes --learning_rate.'),
+    'row_codec': (str, 'Type in which rows and their gradients travel: float32, float16 or int8.'),
     'dp_sparsity': (float, 'Share of the gradients that stays behind; 0 sends them dense.'),
-    'lifespan': (int, 'Steps for which a threshold of gradients is kept.'),
-    'tracking': (float, 'How fast thresholds follow their counts; 0 as in the paper.'),
-    'value_codec': (str, 'Of gradients: float32, float16 or bfloat16.'),
+    'lifespan': (int, 'Number of steps for which a threshold of gradients is kept.'),
+    'tracking': (float, 'How fast thresholds follow their counts; 0 keeps them, as in the paper.'),
+    'value_codec': (str, 'Type in which gradients travel: float32, float16 or bfloat16.'),
     'mp_sparsity': (float, 'Share of the activations that stays behind at a split.'),
-    'splits': (str, 'Where the model is cut: bottom1, ..., top3, with commas.'),
-    'masks': (str, "'one' for both passes, or 'apart'."),
-    'stages': (int, 'Processes or devices a worker: 1, or one more than splits, for a pipeline of them.'),
-    'microbatches': (int, "Parts of a worker's examples that are on their way through the stages at once."),
-    'selection': (str, "Of thresholds of gradients: 'select', or 'sort' for the paper's copy-and-sort."),
-    'activation_codec': (str, 'Of activations and their gradients: float32, float16 or int8.'),
-    'evaluated': (int, 'Rows of either set that losses are of.'),
-    'evaluate_every': (int, 'Steps between two evaluations.'),
-    'checkpoint_every': (int, 'Steps between two checkpoints; the end and Ctrl-C make one anyway.')})
+    'splits': (str, 'Layers after which the model is cut: bottom1, ..., top3, with commas.'),
+    'masks': (str, "Whether gradients of activations take the mask of these ('one') or choose their own ('apart')."),
+    'stages': (int, 'Processes or devices of a worker: 1, or one more than splits for a pipeline of them.'),
+    'microbatches': (int, "Number of parts of a worker's examples that are in the pipeline at once."),
+    'selection': (str, "How thresholds of gradients are found: 'select', or 'sort' for the paper's copy-and-sort."),
+    'activation_codec': (str, 'Type in which activations and their gradients travel: float32, float16 or int8.'),
+    'evaluated': (int, 'Number of rows of either set that measures are of.'),
+    'evaluate_every': (int, 'Number of steps between two evaluations.'),
+    'checkpoint_every': (int, 'Number of steps between two checkpoints; the end and Ctrl-C make one anyway.'),
+})
+FREE = ('steps', 'cache', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
 
 
 def make_evaluate(config, predict, sets):
@@ -61,11 +63,10 @@ def train_one(config, workdir, evaluation=None):
   """Trains with one method, into `workdir`; `evaluation` makes another `evaluate`, from config and sets."""
   synthetic = {} if config.data else {'rows': config.rows, 'test_rows': config.test_rows}
   sets = clicks.load(config.data, config.cache, **synthetic)
-  setup = dlrm_parallel.make(config, sets.test.dense.shape[1], sets.vocabularies)
-  free = ('steps', 'cache', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
-  fixed = {k: v for k, v in config.to_dict().items() if k not in free}
-  checkpoints = setup.checkpoints(workdir / 'checkpoints', fixed)
+  setup = make_setup(config, sets.test.dense.shape[1], sets.vocabularies)
+  checkpoints = setup.checkpoints(workdir / 'checkpoints', experiment.settings(config, FREE))
   params, state, start = experiment.resume(checkpoints, *setup.state, setup.meshes)
+
   mine, parts = setup.share
   rows = clicks.batches(sets.train, config.batch, config.seed, step=start, process=mine, processes=parts)
   evaluate = evaluation(config, sets) if evaluation else make_evaluate(config, setup.predict, sets)

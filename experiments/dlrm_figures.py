@@ -8,17 +8,20 @@ import pathlib
 from functools import partial
 
 import dlrm_criteo
-import dlrm_thresholds
 import matplotlib.figure
 import numpy as np
 from absl import app, flags
 
 from dct_jax.train import experiment, report
+from shared.dlrm import thresholds
 
-GRADIENTS = flags.DEFINE_list('gradients', ['0.75', '0.9', '0.95', '0.98', '0.995'], 'Sparsities of Figure 2.')
-ACTIVATIONS = flags.DEFINE_list('activations', ['0.75', '0.9', '0.95'], 'Sparsities of Figure 5.')
-LAYER = flags.DEFINE_string('layer', 'top1', 'Whose kernel Figure 2 is about.')
-WINDOW = flags.DEFINE_integer('window', 100, 'Steps of the running mean, which ends with the step in question.')
+GRADIENTS = flags.DEFINE_list('gradients', ['0.75', '0.9', '0.95', '0.98', '0.995'],
+                               'Sparsities of gradients in Figure 2; none leaves the figure out.')
+ACTIVATIONS = flags.DEFINE_list('activations', ['0.75', '0.9', '0.95'],
+                                 'Sparsities of activations in Figure 5; none leaves the figure out.')
+LAYER = flags.DEFINE_string('layer', 'top1', 'Layer whose kernel Figure 2 is about.')
+WINDOW = flags.DEFINE_integer('window', 100,
+                              'Number of steps of the running mean, which ends with the step in question.')
 PLACES = ('bottom2', 'top2')  # the cuts of Figure 5, both in each run
 
 
@@ -34,7 +37,7 @@ def figure2(workdir, axes):
   found, n = {}, WINDOW.value
   for s in map(float, GRADIENTS.value):
     # With a lifespan of 1, Algorithm 1 chooses a threshold in each step, from gradients with error feedback.
-    run = watched(workdir, f'gradients-{s}', dlrm_thresholds.of_gradients, dp_sparsity=s, lifespan=1,
+    run = watched(workdir, f'gradients-{s}', thresholds.of_gradients, dp_sparsity=s, lifespan=1,
                   tracking=0.0, value_codec='float32', evaluate_every=1)
     taus = np.array([tau for name, tau in run.items() if name.startswith(f'{LAYER.value}/')])
     means = np.lib.stride_tricks.sliding_window_view(taus, n, axis=1).mean(axis=-1)
@@ -51,7 +54,7 @@ def figure2(workdir, axes):
 def figure5(workdir, *panels):
   """A panel for each cut; dotted with DCT-MP."""
   sparsities = list(map(float, ACTIVATIONS.value))
-  watch = partial(dlrm_thresholds.of_activations, sparsities=sparsities)
+  watch = partial(thresholds.of_activations, sparsities=sparsities)
   run = lambda name, s: watched(workdir, f'activations-{name}', watch, mp_sparsity=s, splits=','.join(PLACES),
                                 evaluate_every=10)
   dense, found = run('dense-' + '-'.join(ACTIVATIONS.value), 0.0), {}
@@ -68,17 +71,23 @@ def figure5(workdir, *panels):
   return found
 
 
-def main(_):
+def save(workdir, number, draw, panels):
+  """A figure as a picture, and its numbers as JSON."""
+  figure = matplotlib.figure.Figure(figsize=(2 + 4 * panels, 4), layout='constrained', dpi=110)
+  numbers = json.dumps(draw(workdir, *figure.subplots(1, panels, squeeze=False)[0]), indent=2)
+  figure.savefig(workdir / f'figure{number}.png')
+  (workdir / f'figure{number}.json').write_text(numbers)
+  print(f'Figure {number}: {numbers}')
+
+
+def main(argv):
+  del argv
   experiment.begin(experiment.config_of('baseline').workers)
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/dlrm_figures')
-  for name, draw, panels, chosen in [(2, figure2, 1, GRADIENTS), (5, figure5, len(PLACES), ACTIVATIONS)]:
-    if not chosen.value:
-      continue
-    figure = matplotlib.figure.Figure(figsize=(2 + 4 * panels, 4), layout='constrained', dpi=110)
-    numbers = json.dumps(draw(workdir, *figure.subplots(1, panels, squeeze=False)[0]), indent=2)
-    figure.savefig(workdir / f'figure{name}.png')
-    (workdir / f'figure{name}.json').write_text(numbers)
-    print(f'Figure {name}: {numbers}')
+  if GRADIENTS.value:
+    save(workdir, 2, figure2, panels=1)
+  if ACTIVATIONS.value:
+    save(workdir, 5, figure5, panels=len(PLACES))
 
 
 if __name__ == '__main__':

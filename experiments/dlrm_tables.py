@@ -13,13 +13,14 @@ import sys
 
 import dlrm_criteo
 from absl import app, flags
-from dlrm_parallel import WIDE_CUTS
 
 from dct_jax.data import clicks
 from dct_jax.train import experiment
+from shared.dlrm.setup import WIDE_CUTS
 
-TABLES = flags.DEFINE_list('tables', ['1', '2', '3'], 'Which of them; 7 is Figure 7b, 7d is Table 2.')
-SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'], 'Of parameters and the order of the data.')
+TABLES = flags.DEFINE_list('tables', ['1', '2', '3'], 'Tables to make: 1, 2 (also Figure 7d), 3 and 5; 7 is Figure 7b.')
+SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'],
+                           'Seeds of parameters and of the order of the data; each is a run of its own.')
 MEASURES = ('train_loss', 'train_accuracy', 'test_loss', 'test_accuracy', 'test_auc', 'test_ne')
 BETTER = ('train_loss', 'test_loss')  # what is also shown in percent against the baseline
 # Where a model of so many workers is cut; without dense features (Frappe) there is no bottom MLP.

@@ -8,7 +8,6 @@
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, logging
@@ -18,31 +17,28 @@ from dct_jax import train
 from dct_jax.data.images import mnist
 from dct_jax.models.mlp import Mlp
 from dct_jax.train import experiment
+from shared import classifiers
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/mlp_mnist.py', {
-    'data': (str, 'Directory of the idx files; scikit-learn\'s digits, enlarged, without it.'),
-    'batch': (int, 'Images a step, of all workers together.'),
+    'data': (str, "Directory of MNIST's idx files; scikit-learn's digits, enlarged, without it."),
+    'batch': (int, 'Number of images in a step, of all workers together.'),
     'hidden': (int, 'Width of both hidden layers.'),
-    'learning_rate': (float, 'At the start; it decays to 0 with a cosine.'),
-    'k': (int, 'Entries kept of each bucket; 0 keeps all.'),
-    'bucket': (int, 'Consecutive entries of which k are kept.'),
-    'bits': (int, 'Of a value that travels dense: 2, 4, 8, or 32 for float32.'),
-    'algorithm': (str, 'How sparse messages are added up: see dct_jax.sparse_all_reduce.'),
-    'evaluated': (int, 'Rows of either set that the losses are of.'),
-    'evaluate_every': (int, 'Steps between two evaluations.')})
+    'learning_rate': (float, 'Learning rate at the start; it decays to 0 with a cosine.'),
+    'k': (int, 'Number of entries that are kept of each bucket; 0 keeps all.'),
+    'bucket': (int, 'Number of consecutive entries of which k are kept.'),
+    'bits': (int, 'Bits of a value that travels dense: 2, 4, 8, or 32 for float32.'),
+    'algorithm': (str, 'How sparse messages are added up: all_gather, recursive_double, split_all_gather or dsar.'),
+    'evaluated': (int, 'Number of rows of either set that losses and accuracies are of.'),
+    'evaluate_every': (int, 'Number of steps between two evaluations.'),
+})
 
 
 def load(config):
+  """MNIST, or what stands in for it."""
   if config.data:
     return mnist.load(config.data)
   logging.warning('no --data: this is not MNIST but a stand-in, scikit-learn\'s digits enlarged')
   return mnist.digits_stand_in()
-
-
-def place(data, rows, mesh):
-  """This process's share of some rows, on its devices; rows that do not divide evenly are left out."""
-  rows = rows[:len(rows) // mesh.size * mesh.size]
-  return train.share_batch({k: v[rows] for k, v in data.items()}, mesh)
 
 
 def make_batches(data, config, mesh, step):
@@ -50,7 +46,7 @@ def make_batches(data, config, mesh, step):
   each = len(data['x']) // config.batch
   while True:
     order = np.random.default_rng([config.seed, step // each]).permutation(len(data['x']))
-    yield place(data, order[step % each * config.batch:][:config.batch], mesh)
+    yield classifiers.place(data, order[step % each * config.batch:][:config.batch], mesh)
     step += 1
 
 
@@ -68,30 +64,23 @@ def make_mean(config):
 
 def train_one(config, workdir):
   """Trains with one method; everything worth keeping is in `workdir` afterwards."""
-  model, mesh = Mlp((config.hidden, config.hidden), 10), dct_jax.make_mesh(config.workers)
-  data = load(config)
-  parts = {k: place(v, np.arange(len(v['x']))[:config.evaluated], mesh) for k, v in data.items()}
-
-  def measure(params, batch):
-    logits = model.apply(params, batch['x'])
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch['y']).mean()
-    return {'loss': loss, 'accuracy': jnp.mean(logits.argmax(-1) == batch['y'])}
-
+  mesh, data = dct_jax.make_mesh(config.workers), load(config)
+  model = Mlp((config.hidden, config.hidden), 10)
+  measure = classifiers.make_measure(model)
   rate = optax.cosine_decay_schedule(config.learning_rate, config.steps)
   tx = optax.chain(make_mean(config), optax.sgd(rate, momentum=config.momentum))
-  measure_all = train.make_eval(measure, mesh)
-  evaluate = lambda p, _: {f'{name}_{k}': float(v) for name, batch in parts.items()
-                        for k, v in measure_all(p, batch).items()}
+
   params = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   params, state, specs = dct_jax.init(tx, params, mesh)
-  fixed = {k: v for k, v in config.to_dict().items() if k not in ('workers', 'data')}  # these may change
-  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1)
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', experiment.settings(config), keep=1)
   params, state, start = experiment.resume(checkpoints, params, state, specs, mesh)
+
   step = train.make_step(lambda p, b: measure(p, b)['loss'], tx, mesh, specs)
   batches = make_batches(data['train'], config, mesh, start)
   with train.MetricsWriter(workdir) as writer:
     train.run(step, params, state, batches, steps=config.steps, start=start, metrics=writer,
-              checkpoints=checkpoints, checkpoint_every=500, evaluate=evaluate,
+              checkpoints=checkpoints, checkpoint_every=500,
+              evaluate=classifiers.make_evaluate(measure, data, mesh, config.evaluated),
               evaluate_every=config.evaluate_every)
 
 

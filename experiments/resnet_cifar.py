@@ -8,9 +8,6 @@
 import pathlib
 
 import jax
-import jax.numpy as jnp
-import optax
-import resnet_designs
 from absl import app, logging
 
 import dct_jax
@@ -19,27 +16,32 @@ from dct_jax.data.images import cifar
 from dct_jax.models.batch_stats import follow_first_worker
 from dct_jax.models.resnet import ResNet
 from dct_jax.train import experiment
+from shared import classifiers
+from shared.resnet.designs import make_optimizer
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/resnet_cifar.py', {
-    'data': (str, 'Directory of the .bin files; scikit-learn\'s digits without it.'),
-    'depth': (int, 'Layers, 6 n + 2; 0 is 20 for CIFAR, 8 for digits.'),
-    'width': (int, 'Factor of the 16, 32 and 64 filters.'),
-    'stem_stride': (int, 'Of the first convolution; 2 is a quarter of the work.'),
-    'batch': (int, 'Images a step and worker.'),
-    'learning_rate': (float, 'Of one worker, multiplied by their number; it decays to 1% with a cosine.'),
+    'data': (str, "Directory of CIFAR-10's .bin files; scikit-learn's digits without it."),
+    'depth': (int, 'Number of layers, 6 n + 2; 0 is 20 for CIFAR, 8 for digits.'),
+    'width': (int, 'Factor by which there are more than 16, 32 and 64 filters.'),
+    'stem_stride': (int, 'Stride of the first convolution; 2 is a quarter of the work.'),
+    'batch': (int, 'Number of images in a step of each worker.'),
+    'learning_rate': (float, 'Learning rate of one worker, which is multiplied by their number; it decays to 1% of '
+                      'that with a cosine.'),
     'warmup': (float, 'Share of the steps in which the learning rate grows from 0.'),
     'multiplier': (float, 'Sparsity multiplier of 3LC, in [1, 2).'),
-    'pull_multiplier': (float, 'The same of what comes back from the owners; 0 takes --multiplier.'),
-    'sparsity': (float, 'Share of each layer that stays behind, of dct.'),
-    'lifespan': (int, 'Steps for which a threshold is kept, of dct.'),
-    'evaluated': (int, 'Rows of either set that the losses are of.'),
-    'evaluate_every': (int, 'Steps between two evaluations.'),
-    'checkpoint_every': (int, 'Steps between two checkpoints.')})
+    'pull_multiplier': (float, 'Sparsity multiplier of what comes back from the owners; 0 takes --multiplier.'),
+    'sparsity': (float, 'Share of each layer that stays behind with the variant dct.'),
+    'lifespan': (int, 'Number of steps for which the variant dct keeps a threshold.'),
+    'evaluated': (int, 'Number of rows of either set that losses and accuracies are of.'),
+    'evaluate_every': (int, 'Number of steps between two evaluations.'),
+    'checkpoint_every': (int, 'Number of steps between two checkpoints.'),
+})
 server_params = jax.jit(dct_jax.server_params)
 CHUNK = 1000  # images that are evaluated at once
 
 
 def load(config):
+  """CIFAR-10, or what stands in for it."""
   if config.data:
     return cifar.load(config.data)
   logging.warning('no --data: this is not CIFAR but a stand-in, scikit-learn\'s digits')
@@ -74,39 +76,34 @@ def make_model(config):
   return ResNet(config.depth or (20 if config.data else 8), width=config.width, stem_stride=config.stem_stride)
 
 
-def cross_entropy(logits, labels):
-  return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
 def make_loss(model):
+  """(variables, batch) -> a loss whose gradient takes the moving averages along."""
   def loss_fn(variables, batch):
     logits, new = model.apply(variables, batch['x'], train=True, mutable=['batch_stats'])
-    loss = cross_entropy(logits, batch['y'])
+    loss = classifiers.cross_entropy(logits, batch['y'])
     return follow_first_worker(loss, variables['batch_stats'], new['batch_stats'], 'data')
+
   return loss_fn
 
 
 def train_one(config, workdir):
   """Trains with one method; everything worth keeping is in `workdir` afterwards."""
   model, mesh, data = make_model(config), dct_jax.make_mesh(config.workers), load(config)
-
-  def measure(variables, batch):
-    logits = model.apply(variables, batch['x'])
-    return {'loss': cross_entropy(logits, batch['y']), 'accuracy': jnp.mean(logits.argmax(-1) == batch['y'])}
-
   transport = dct_jax.connect(mesh) if jax.process_count() > 1 else None
-  tx = resnet_designs.make_optimizer(config, transport)
+  tx = make_optimizer(config, transport)
+
   variables = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   variables, state, specs = dct_jax.init(tx, variables, mesh)
-  fixed = {k: v for k, v in config.to_dict().items() if k not in ('workers', 'data')}  # these may change
-  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed, keep=2)
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', experiment.settings(config), keep=2)
   variables, state, start = experiment.resume(checkpoints, variables, state, specs, mesh)
+
+  step = train.make_step(make_loss(model), tx, mesh, specs)
+  batches = make_batches(data['train'], config, mesh, start)
+  evaluate = make_evaluate(classifiers.make_measure(model), data, config, mesh)
   with train.MetricsWriter(workdir) as writer:
-    train.run(train.make_step(make_loss(model), tx, mesh, specs), variables, state,
-              make_batches(data['train'], config, mesh, start), steps=config.steps, start=start, metrics=writer,
+    train.run(step, variables, state, batches, steps=config.steps, start=start, metrics=writer,
               checkpoints=checkpoints, checkpoint_every=config.checkpoint_every,
-              evaluate=make_evaluate(measure, data, config, mesh), evaluate_every=config.evaluate_every,
-              show=('test_accuracy',))
+              evaluate=evaluate, evaluate_every=config.evaluate_every, show=('test_accuracy',))
 
 
 if __name__ == '__main__':

@@ -12,20 +12,22 @@ import sys
 
 import resnet_cifar
 from absl import app, flags
-from resnet_figures import draw_bits, draw_runtime, draw_times, figure
 
 from dct_jax.train import experiment
+from shared.resnet.figures import draw_bits, draw_runtime, draw_times, figure
 
 DESIGNS = flags.DEFINE_list('designs', [
     'float32', 'int8', 'ternary', 'one_bit', 'sparse', 'local2', '3lc', '3lc_150', '3lc_175', '3lc_190'],
-    'Rows of Table 1: variants of the configuration.')
+    'Variants of the configuration that are the rows of Table 1.')
 SHARES = flags.DEFINE_list('shares', ['100', '25', '50', '75'],
-                           'Percent of --steps; tables have the first.')
+                           'Lengths of runs in percent of --steps; the tables are of the first.')
 TIMES = flags.DEFINE_string('times', None,
-                            'JSON: rate -> design -> seconds a step, for the table and accuracy over time.')
+                            'Path of a JSON file, rate -> design -> seconds of a step, for the table and for '
+                            'accuracy over time.')
 
 
 def finished(design, percent, workdir):
+  """The log of one run; it is made if there is none."""
   config = experiment.config_of(design)
   config.steps = config.steps * int(percent) // 100
   lines = experiment.once(resnet_cifar.train_one, config, workdir / f'{design}-{config.steps}')
@@ -43,6 +45,7 @@ def bits(design, lines):
 
 
 def tables(runs, times):
+  """Tables 1 and 2 as one, in Markdown."""
   heads = ('design', 'test accuracy %', 'difference', 'test loss', 'bits pushed', 'bits pulled', 'ratio',
            *(f'ms a step at {rate} (times faster)' for rate in times))
   rows = ['| ' + ' | '.join(heads) + ' |', '|---' * len(heads) + '|']

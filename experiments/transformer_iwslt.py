@@ -9,55 +9,55 @@
 import pathlib
 
 import jax
-import transformer_evaluation
-import transformer_parallel
 from absl import app, logging
 
 from dct_jax import measures, train
-from dct_jax.data.translation import batching as translation_batches
+from dct_jax.data import translation
 from dct_jax.data.translation import buckets
-from dct_jax.data.translation import pairs as translation
 from dct_jax.train import experiment, report
+from shared.transformer.evaluation import Evaluation
+from shared.transformer.setup import make_setup
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer_iwslt.py', {
-    'data': (str, 'Directory with train, val and test files of both languages; synthetic without it.'),
-    'cache': (str, 'Where subwords are kept; the work directory without it.'),
+    'data': (str, 'Directory with train, val and test files of both languages; a synthetic language without it.'),
+    'cache': (str, 'Directory in which subwords are kept; the work directory without it.'),
     'source': (str, 'Language that is translated from: the ending of its files.'),
-    'target': (str, 'Language that is translated to.'),
-    'test': (str, "Name of the test set's files, where there are several: a pattern."),
+    'target': (str, 'Language that is translated to: the ending of its files.'),
+    'test': (str, "Pattern of the names of the test set's files, where there are several sets."),
     'lower': (bool, 'Whether the model sees lower case only; BLEU then ignores case.'),
-    'tokenize': (str, "sacrebleu's tokenizer; 'none' for tokenized text, as fairseq's IWSLT'14 is."),
-    'vocabulary': (int, 'Subwords of each language.'),
-    'longest': (int, 'Subwords of a sentence; training pairs with more are skipped, and counted.'),
-    'width': (int, 'Of embeddings and the residual stream.'),
-    'hidden': (int, 'Of feed-forward networks.'),
-    'heads': (int, 'Of attention.'),
-    'layers': (int, 'Of the encoder, and of the decoder.'),
-    'norm': (str, "'pre' or 'post'."),
+    'tokenize': (str, "Tokenizer of sacrebleu; 'none' for tokenized text, as fairseq's IWSLT'14 is."),
+    'vocabulary': (int, 'Number of subwords of each language.'),
+    'longest': (int, 'Most subwords of a sentence; training pairs with more are skipped, and counted.'),
+    'width': (int, 'Width of embeddings and of the residual stream.'),
+    'hidden': (int, 'Width of the hidden layer of feed-forward networks.'),
+    'heads': (int, 'Number of heads of attention.'),
+    'layers': (int, 'Number of layers of the encoder, and of the decoder.'),
+    'norm': (str, "Where layers are normalized: 'pre' or 'post', before or after what they do."),
     'share_embeddings': (bool, "Whether the decoder's input and output share one table."),
     'dropout': (float, 'Share of entries that are dropped.'),
-    'tokens': (int, 'Of a step: rows times the longer side, of all workers together.'),
-    'shapes': (int, 'Of batches, by length, at most: each is compiled once.'),
-    'learning_rate': (float, 'The highest one, at the end of the warm-up.'),
-    'warmup': (int, 'Steps.'),
-    'decay': (str, "Of weights: 'l2', in the gradient that Adam sees, or 'decoupled', as in AdamW."),
-    'adam': (str, "Adam sees the 'mean' of gradients; or 'local' ones, and its updates are averaged."),
+    'tokens': (int, 'Size of a step: rows times the longer side, of all workers together.'),
+    'shapes': (int, 'Most shapes of batches, by length; each is compiled once.'),
+    'learning_rate': (float, 'Highest learning rate, at the end of the warm-up.'),
+    'warmup': (int, 'Number of steps in which the learning rate grows from 0.'),
+    'decay': (str, "Decay of weights: 'l2', in the gradient that Adam sees, or 'decoupled', as in AdamW."),
+    'adam': (str, "Whether Adam sees the 'mean' of gradients, or 'local' ones, and its updates are averaged."),
     'label_smoothing': (float, 'Share of a label that all other words have together.'),
-    'compressor': (str, 'Of gradients: dense, dct, 3lc, top_k or qsgd.'),
-    'dp_sparsity': (float, 'Share of the gradients that stays behind, of dct and top_k.'),
-    'lifespan': (int, 'Steps for which a threshold of gradients is kept, of dct.'),
+    'compressor': (str, 'How gradients are compressed: dense, dct, 3lc, top_k or qsgd.'),
+    'dp_sparsity': (float, 'Share of the gradients that stays behind with dct and top_k.'),
+    'lifespan': (int, 'Number of steps for which dct keeps a threshold of gradients.'),
     'multiplier': (float, 'Sparsity multiplier of 3lc, in [1, 2).'),
     'splits': (str, 'Layers in which the model is cut: enc1, ..., dec6, with commas.'),
     'mp_sparsity': (float, 'Share of the hidden activations that stays behind at a cut.'),
-    'activation_codec': (str, 'Of what crosses of them: float32, float16 or int8.'),
-    'stages': (int, 'Processes or devices a worker: 1, or one more than splits, for a pipeline of them.'),
-    'microbatches': (int, "Parts of a worker's examples that are on their way through the stages at once."),
-    'average': (int, 'Checkpoints of which the mean is evaluated at the end.'),
-    'beam': (int, 'Translations that are followed at once, at the end; 1 is greedy.'),
+    'activation_codec': (str, 'Type in which hidden activations cross a cut: float32, float16 or int8.'),
+    'stages': (int, 'Processes or devices of a worker: 1, or one more than splits for a pipeline of them.'),
+    'microbatches': (int, "Number of parts of a worker's examples that are in the pipeline at once."),
+    'average': (int, 'Number of checkpoints of which the mean is evaluated at the end.'),
+    'beam': (int, 'Number of translations that are followed at once, at the end; 1 is greedy.'),
     'length_penalty': (float, 'Power of the length that scores are divided by.'),
-    'evaluated': (int, 'Sentences that are translated at an evaluation on the way.'),
-    'evaluate_every': (int, 'Steps between two evaluations.'),
-    'checkpoint_every': (int, 'Steps between two checkpoints.')})
+    'evaluated': (int, 'Number of sentences that are translated at an evaluation on the way.'),
+    'evaluate_every': (int, 'Number of steps between two evaluations.'),
+    'checkpoint_every': (int, 'Number of steps between two checkpoints.'),
+})
 FREE = ('steps', 'data', 'cache', 'workers', 'evaluated', 'evaluate_every', 'checkpoint_every', 'average',
         'beam', 'length_penalty')  # what a resumed run may change
 
@@ -73,6 +73,7 @@ def check(config):
 
 
 def load(config, workdir):
+  """The sets of sentences in subwords; says what was skipped."""
   if not config.data:
     logging.warning('no --data: this is a synthetic language, whose perfect translation is known')
   sets = translation.load(config.data, config.cache or workdir.parent / 'subwords', source=config.source,
@@ -87,16 +88,16 @@ def train_one(config, workdir):
   """Trains with one method; everything worth keeping is in `workdir` afterwards."""
   check(config)
   sets = load(config, workdir)
-  setup = transformer_parallel.make(config, (sets.source_words.size, sets.target_words.size))
+  setup = make_setup(config, (sets.source_words.size, sets.target_words.size))
   shapes = buckets.choose(sets.train, config.tokens, multiple=config.workers * config.microbatches,
                           count=config.shapes)
   logging.info('%s', shapes)
-  fixed = {k: v for k, v in config.to_dict().items() if k not in FREE}
-  checkpoints = setup.checkpoints(workdir / 'checkpoints', fixed)
+  checkpoints = setup.checkpoints(workdir / 'checkpoints', experiment.settings(config, FREE))
   params, state, start = experiment.resume(checkpoints, *setup.state, setup.meshes)
+
   mine, parts = setup.share
-  rows = translation_batches.batches(sets.train, shapes, config.seed, step=start, process=mine, processes=parts)
-  evaluation = transformer_evaluation.Evaluation(config, setup, sets, workdir)
+  rows = translation.batches(sets.train, shapes, config.seed, step=start, process=mine, processes=parts)
+  evaluation = Evaluation(config, setup, sets, workdir)
   with train.MetricsWriter(workdir) as writer:
     train.run(setup.step, params, state, rows, steps=config.steps, start=start, metrics=writer,
               examples=len(sets.train.target.tokens) // shapes.steps, unit='tokens', checkpoints=checkpoints,

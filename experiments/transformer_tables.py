@@ -16,8 +16,10 @@ from absl import app, flags
 
 from dct_jax.train import experiment
 
-SPARSITIES = flags.DEFINE_list('sparsities', ['0.9', '0.95'], 'Of hidden activations at the cuts.')
-WORKERS = flags.DEFINE_list('mp_workers', ['2', '3', '5'], 'Of the model: one more than cuts.')
+SPARSITIES = flags.DEFINE_list('sparsities', ['0.9', '0.95'],
+                                'Sparsities of hidden activations at the cuts; each is a row of the table.')
+WORKERS = flags.DEFINE_list('mp_workers', ['2', '3', '5'],
+                             'Numbers of workers of one model, one more than cuts; each is a row of the table.')
 COLUMNS = ('train_loss', 'test_loss', 'test_nll', 'test_bleu')
 
 
@@ -41,6 +43,7 @@ def finished(name, changes, workdir):
 
 
 def results(runs):
+  """Table 4: what was learnt, and the difference to the baseline."""
   base = runs['baseline'][0][-1]
   unit = lambda column: '' if column == 'test_bleu' else ', nats'
   heads = ['', *(c.replace('_', ' ') + unit(c) for c in COLUMNS), 'BLEU against the baseline', 'minutes']

@@ -29,11 +29,11 @@ _started: Cluster | None = None
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   """Defines --coordinator, --num_processes, --process_id and --local_devices."""
-  flags.DEFINE_string('coordinator', None, 'host:port of process 0; the same on all processes.',
+  flags.DEFINE_string('coordinator', None, 'Address host:port of process 0; the same on all processes.',
                       flag_values=values)
-  for name, least, text in [('num_processes', 1, 'Number of processes.'),
+  for name, least, text in [('num_processes', 1, 'Number of processes that train together.'),
                             ('process_id', 0, 'Number of this process, from 0.'),
-                            ('local_devices', 1, 'CPU devices of this process.')]:
+                            ('local_devices', 1, 'Number of CPU devices of this process.')]:
     flags.DEFINE_integer(name, None, text, lower_bound=least, flag_values=values)
 
 

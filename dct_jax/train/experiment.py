@@ -20,8 +20,9 @@ from dct_jax.train.metrics import read_metrics
 FLAGS = flags.FLAGS
 KINDS: dict[type, Callable] = {
     int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string, bool: flags.DEFINE_bool}
-COMMON = {'workers': (int, 'Number of workers.'), 'steps': (int, 'Number of steps.'),
-          'seed': (int, 'Of the parameters and the order of the data.')}
+COMMON = {'workers': (int, 'Number of workers that share the data.'),
+          'steps': (int, 'Number of steps that the training takes.'),
+          'seed': (int, 'Seed of the parameters and of the order of the data.')}
 _overrides: list[str] = []  # names of the flags that take precedence over the configuration
 
 
@@ -36,11 +37,12 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
     overrides: type (int, float, str or bool) and help text of further settings, by name.
   """
   distributed.define_flags()
-  flags.DEFINE_string('config', os.fspath(config), 'Configuration file.')
-  flags.DEFINE_list('method', 'compare', 'Variants of the configuration, or compare.')
-  flags.DEFINE_enum('launch', 'devices', ['devices', 'processes'], 'What a worker is.')
-  flags.DEFINE_string('workdir', None, 'For logs, checkpoints and figures; new unless given.')
-  flags.DEFINE_bool('resume', False, 'Go on from the checkpoints in --workdir.')
+  flags.DEFINE_string('config', os.fspath(config), 'Path of the file whose get_config(variant) has all settings.')
+  flags.DEFINE_list('method', 'compare', "Variants of the configuration to train; 'compare' takes the usual ones.")
+  flags.DEFINE_enum('launch', 'devices', ['devices', 'processes'],
+                    'Whether a worker is a device of this process or a process of its own.')
+  flags.DEFINE_string('workdir', None, 'Directory for logs, checkpoints and figures; a new one unless given.')
+  flags.DEFINE_bool('resume', False, 'Whether to go on from the checkpoints in --workdir.')
   for name, (kind, text) in (COMMON | dict(overrides)).items():
     KINDS[kind](name, None, text)
   _overrides.extend((*COMMON, *overrides))
@@ -95,7 +97,12 @@ def begin(workers: int) -> None:
   distributed.start(**distributed.flag_values())
 
 
-def resume(checkpoints, params, opt_state, specs, mesh):
+def settings(config: Any, free: Sequence[str] = ('workers', 'data')) -> dict[str, Any]:
+  """What checkpoints are of: a configuration without what a resumed run may change."""
+  return {k: v for k, v in config.to_dict().items() if k not in free}
+
+
+def resume(checkpoints: Any, params: Any, opt_state: Any, specs: Any, mesh: Any) -> tuple[Any, Any, int]:
   """What --resume asks for: parameters, state and step of the newest checkpoint, or those given and 0."""
   if FLAGS.resume and checkpoints.latest() is not None:
     return checkpoints.restore(params, opt_state, specs, mesh)
@@ -159,7 +166,7 @@ def changed(changes: Mapping[str, Any]) -> Any:
   return config
 
 
-def config_of(variant: str):
+def config_of(variant: str) -> Any:
   """A variant of the configuration with the flags that take precedence."""
   config = runpy.run_path(FLAGS.config)['get_config'](variant)
   config.update({k: FLAGS[k].value for k in _overrides if FLAGS[k].value is not None})

@@ -3,4 +3,7 @@
 from dct_jax.data.clicks.rows import Clicks, ClickSets, batches, in_order, take
 from dct_jax.data.clicks.sets import load
 
-__all__ = ['ClickSets', 'Clicks', 'batches', 'in_order', 'load', 'take']
+__all__ = [
+    'ClickSets', 'Clicks', 'batches', 'in_order', 'load', 'take',
+    'criteo', 'frappe', 'synthetic', 'vocabulary',  # modules
+]

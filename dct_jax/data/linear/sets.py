@@ -13,10 +13,9 @@ from dct_jax.data.linear.csr import Csr, binary_labels, normalize_rows, take_row
 DATASETS = ('libsvm', 'urls', 'synthetic')
 
 
-def load_linear(dataset: str, data: str | os.PathLike = '', test: str | os.PathLike = '', *,
-                num_features: int = 0, rows: int = 100_000, positive_below: float = 0.0,
-                normalize: bool = True, test_share: float = 0.1, seed: int = 0,
-                cache_dir: str | os.PathLike | None = None) -> dict[str, Csr]:
+def load(dataset: str, data: str | os.PathLike = '', test: str | os.PathLike = '', *, num_features: int = 0,
+         rows: int = 100_000, positive_below: float = 0.0, normalize: bool = True, test_share: float = 0.1,
+         seed: int = 0, cache_dir: str | os.PathLike | None = None) -> dict[str, Csr]:
   """Loads `train` and `test`, with labels -1 and +1, the training rows shuffled.
 
   Args:

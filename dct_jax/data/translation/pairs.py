@@ -26,6 +26,11 @@ class Pairs(NamedTuple):
     return self.source.rows
 
 
+def first(pairs: Pairs, most: int) -> Pairs:
+  """The first pairs, at most so many."""
+  return Pairs(*(ragged.take(side, np.arange(min(most, pairs.rows))) for side in pairs))
+
+
 class Report(NamedTuple):
   """What became of a set's lines; as text it is a line for a log."""
 

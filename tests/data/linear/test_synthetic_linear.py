@@ -55,10 +55,10 @@ def test_bad_distributions(change):
 
 
 def test_load_linear():
-  sets = linear_sets.load_linear('synthetic', num_features=30_000, rows=1000)
+  sets = linear_sets.load('synthetic', num_features=30_000, rows=1000)
   assert len(sets['train'].labels) == 900
   assert len(sets['test'].labels) == 100
   with pytest.raises(ValueError, match='dataset'):
-    linear_sets.load_linear('magic')
+    linear_sets.load('magic')
   with pytest.raises(ValueError, match='path'):
-    linear_sets.load_linear('urls')
+    linear_sets.load('urls')

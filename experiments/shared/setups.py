@@ -27,6 +27,11 @@ def connect(mesh):
   return dct_jax.connect(mesh, 'data') if mesh.size == jax.process_count() > 1 else None
 
 
+def stage_share(pipeline):
+  """Which part of a batch this process of a pipeline wants, of how many; one process alone has all stages."""
+  return (pipeline.shares[0], pipeline.workers) if jax.process_count() > 1 else (0, 1)
+
+
 def traffic(state):
   """What the boundaries of a model have left under 'traffic', all of them together, by name."""
   cuts = state.get('traffic', {}).values()

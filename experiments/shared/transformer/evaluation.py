@@ -5,14 +5,13 @@ import sys
 
 import jax
 import numpy as np
-import transformer_parallel
 from absl import logging
 
 from dct_jax import measures
-from dct_jax.data.translation import batching as translation_batches
-from dct_jax.data.translation import buckets, ragged, subwords
-from dct_jax.data.translation.pairs import Pairs
+from dct_jax.data import translation
+from dct_jax.data.translation import buckets, subwords
 from dct_jax.models import decoding
+from shared.transformer.setup import make_model
 
 TRAIN_PAIRS = 1000  # of the training set, that its losses are of
 MOST_SHAPES = 3  # of batches; a set is seen once, compiling takes longer than filling
@@ -24,18 +23,18 @@ class Evaluation:
 
   Args:
     config: of the run.
-    setup: from `transformer_parallel.make`.
+    setup: from `shared.transformer.setup.make_setup`.
     sets: from `data.translation.load`.
     workdir: where `samples.txt`, `translations.txt` and `bleu.txt` go.
   """
 
   def __init__(self, config, setup, sets, workdir):
     self._config, self._setup, self._sets, self._workdir = config, setup, sets, workdir
-    self._model = transformer_parallel.make_model(config, (sets.source_words.size, sets.target_words.size))
+    self._model = make_model(config, (sets.source_words.size, sets.target_words.size))
     self._search = functools.cache(lambda beam: decoding.beam_search(  # each is compiled once
         self._model, lambda n: 2 * n + 10, beam, config.length_penalty))
-    self._pairs = {'train': _first(sets.train, TRAIN_PAIRS), 'valid': sets.valid, 'test': sets.test,
-                   'samples': _first(sets.valid, config.evaluated)}
+    self._pairs = {'train': translation.first(sets.train, TRAIN_PAIRS), 'valid': sets.valid, 'test': sets.test,
+                   'samples': translation.first(sets.valid, config.evaluated)}
     self._shapes = {  # now: a pair that is too long must not show after all training
         name: buckets.choose(pairs, config.tokens, multiple=config.workers * config.microbatches,
                              count=min(config.shapes, MOST_SHAPES)) for name, pairs in self._pairs.items()}
@@ -68,7 +67,7 @@ class Evaluation:
 
   def _losses(self, params, state, name):
     pairs, sums = self._pairs[name], np.zeros(2)
-    for _, batch in translation_batches.in_order(pairs, self._shapes[name]):
+    for _, batch in translation.in_order(pairs, self._shapes[name]):
       sums += np.sum(self._setup.predict(params, state, batch), axis=0, dtype=np.float64)
     smooth, plain = sums / len(pairs.target.tokens)
     return {f'{name}_loss': smooth, f'{name}_nll': plain, f'{name}_perplexity': measures.perplexity(plain)}
@@ -76,7 +75,7 @@ class Evaluation:
   def _translate(self, params, name, beam):
     """Texts of translations, in the order of the pairs."""
     rows = [np.zeros(0, np.int32)] * self._pairs[name].rows
-    for where, batch in translation_batches.in_order(self._pairs[name], self._shapes[name]):
+    for where, batch in translation.in_order(self._pairs[name], self._shapes[name]):
       found = np.asarray(self._search(beam)(params, batch['source']).ids[:, 0])  # the best of a beam
       for place, row in zip(where, found, strict=True):
         if place >= 0:
@@ -95,10 +94,6 @@ class Evaluation:
     print('', *lines, sep='\n', file=sys.stderr)
     with open(self._workdir / 'samples.txt', 'a') as file:
       print(*lines, '', sep='\n', file=file)
-
-
-def _first(pairs, most):
-  return Pairs(*(ragged.take(side, np.arange(min(most, pairs.rows))) for side in pairs))
 
 
 def _whole(params):

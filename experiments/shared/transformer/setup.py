@@ -4,14 +4,14 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from parallel import Setup, connect, traffic, traffic_by_cut
-from transformer_optimizer import make_optimizer
 
 import dct_jax
 from dct_jax import runtime, train
 from dct_jax.boundaries import Cut
 from dct_jax.models.transformer import Transformer, sections
 from dct_jax.models.translation_loss import sentence_losses, smoothed_loss
+from shared.setups import Setup, connect, stage_share, traffic, traffic_by_cut
+from shared.transformer.optimizer import make_optimizer
 
 
 def make_model(config, vocabularies):
@@ -23,7 +23,7 @@ def make_model(config, vocabularies):
       config.share_embeddings, {place: cut() for place in places})
 
 
-def make(config, vocabularies):
+def make_setup(config, vocabularies):
   """A `Setup` for sizes of the source's and the target's vocabulary."""
   model = make_model(config, vocabularies)
   nothing = jnp.ones((1, 1), jnp.int32)
@@ -90,9 +90,9 @@ def in_stages(config, model, params):
       lambda s: make_optimizer(config, transport, shared.get(s, ())),
       microbatches=config.microbatches, transport=transport, shared=shared)
   placed = pipeline.init(lambda s: parts[s].params(params))
-  mine = (pipeline.shares[0], config.workers) if jax.process_count() > 1 else (0, 1)
   return Setup(pipeline.step, pipeline.predict, placed, pipeline.meshes,
-               partial(runtime.StageCheckpoints, meshes=pipeline.meshes, keep=config.average + 1), mine)
+               partial(runtime.StageCheckpoints, meshes=pipeline.meshes, keep=config.average + 1),
+               stage_share(pipeline))
 
 
 def make_stage(config, model, part):

@@ -5,34 +5,35 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import optax
-from parallel import Setup, connect, traffic
 
 import dct_jax
 from dct_jax import runtime, train
 from dct_jax import tables as embeddings
 from dct_jax.boundaries import Cut
 from dct_jax.models.dlrm import Dlrm, sections
+from shared.setups import Setup, connect, stage_share, traffic
 
 # Of the variant 'wide': after every layer but the one that is as narrow as a row.
 WIDE_CUTS = ','.join(f'{part}{i}' for part in ('bottom', 'top') for i in range(1, 7))
 
 
-def make(config, features, vocabularies):
+def make_setup(config, features, vocabularies):
   """A `Setup` for rows of a data set with so many dense features and such vocabularies."""
   layout = embeddings.deal(vocabularies, config.workers)
-  tables = runtime.Tables(embeddings.RowExchange(layout, 'data', codec=config.row_codec), embeddings.make_optimizer(
-      config.row_optimizer, config.row_learning_rate or config.learning_rate))
+  optimizer = embeddings.make_optimizer(config.row_optimizer, config.row_learning_rate or config.learning_rate)
+  tables = runtime.Tables(embeddings.RowExchange(layout, 'data', codec=config.row_codec), optimizer)
   key, width = jax.random.PRNGKey(config.seed), config.bottom[-1]
   nothing = jnp.zeros((1, features)), jnp.zeros((1, len(vocabularies), width))
   params = {'params': Dlrm(config.bottom, config.top).init(key, *nothing)['params']}
   first_tables = lambda: embeddings.init_tables(key, layout, width)
   if config.stages == 1:
     return in_one_piece(config, params, tables, first_tables)
-  return in_stages(config, params, tables, first_tables, sections(
-      config.splits, config.bottom if features else (), config.top))
+  parts = sections(config.splits, config.bottom if features else (), config.top)
+  return in_stages(config, params, tables, first_tables, parts)
 
 
 def make_optimizer(config, transport):
+  """SGD of the mean of gradients, dense or by DCT-DP."""
   if not config.dp_sparsity:
     mean = dct_jax.dense_mean('data')
   else:
@@ -75,11 +76,10 @@ def in_stages(config, params, tables, first_tables, parts):
   transport = connect(mesh)
   section = lambda part: lambda p, rows, x, b: model.apply(p, b['dense'] if x is None else x, rows, part)
   stages = runtime.chain([section(part) for part in parts], Cut(config.mp_sparsity, config.activation_codec),
-                 lambda logits, batch: (click_loss(logits, batch), {}))
+                         lambda logits, batch: (click_loss(logits, batch), {}))
   home = [part.has_rows for part in parts].index(True)
   pipeline = runtime.Pipeline(stages, mesh, lambda s: make_optimizer(config, transport), {home: tables},
                               microbatches=config.microbatches, transport=transport)
   placed = pipeline.init(lambda s: parts[s].params(params), lambda s: first_tables())
-  mine = (pipeline.shares[0], config.workers) if jax.process_count() > 1 else (0, 1)
   return Setup(pipeline.step, pipeline.predict, placed, pipeline.meshes,
-               partial(runtime.StageCheckpoints, meshes=pipeline.meshes), mine)
+               partial(runtime.StageCheckpoints, meshes=pipeline.meshes), stage_share(pipeline))

@@ -1,0 +1,1 @@
+"""What several experiments share; nothing in here is started by itself."""

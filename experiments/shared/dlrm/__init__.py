@@ -1,0 +1,1 @@
+"""DLRM: its training step for a configuration, and evaluations that watch thresholds."""
