@@ -21,9 +21,9 @@ import dct_jax
 from dct_jax import kernels
 from dct_jax.kernels import three_values, zero_runs
 
-SIZES = flags.DEFINE_list('sizes', ['65536', '4194304', '33554432'], 'Entries.')
-MULTIPLIERS = flags.DEFINE_list('multipliers', ['1.0', '1.75'], 'Sparsity multipliers.')
-SECONDS = flags.DEFINE_float('seconds', 6.0, 'Time for each size.')
+SIZES = flags.DEFINE_list('sizes', ['65536', '4194304', '33554432'], 'Numbers of entries that are encoded.')
+MULTIPLIERS = flags.DEFINE_list('multipliers', ['1.0', '1.75'], 'Sparsity multipliers of 3LC that are compared.')
+SECONDS = flags.DEFINE_float('seconds', 6.0, 'Seconds that each size takes.')
 MAIN_SIZE = 4194304
 GRADIENTS = 8  # independent ones, which come in turn
 SETTLING = 400  # steps until the residual is as full as it gets; s = 1.75 takes the longest

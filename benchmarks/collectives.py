@@ -23,20 +23,21 @@ from timing import result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, train
-from dct_jax.collectives.algorithms import ALGORITHMS
+from dct_jax.collectives import ALGORITHMS
 from dct_jax.collectives.costs import Instance, predict, random_union
 from dct_jax.netlab.calibrate import Probe, calibrate
-from dct_jax.wire.exchanges import Settings
+from dct_jax.wire import Settings
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-SIZE = flags.DEFINE_integer('size', 2**24, 'Coordinates.')
-HOSTS = flags.DEFINE_list('hosts', ['4', '8'], 'Numbers of hosts.')
-RATES = flags.DEFINE_list('rates', ['100mbit', '1gbit', 'unshaped'], 'Of the links.')
-DENSITIES = flags.DEFINE_list('densities', ['1e-5', '1e-4', '1e-3', '1e-2', '1e-1', '0.3'], 'Of a worker.')
+SIZE = flags.DEFINE_integer('size', 2**24, 'Number of coordinates of a vector.')
+HOSTS = flags.DEFINE_list('hosts', ['4', '8'], 'Numbers of hosts of the lab.')
+RATES = flags.DEFINE_list('rates', ['100mbit', '1gbit', 'unshaped'], 'Rates of every link, as tc writes them.')
+DENSITIES = flags.DEFINE_list('densities', ['1e-5', '1e-4', '1e-3', '1e-2', '1e-1', '0.3'],
+                              'Shares of the coordinates that a worker has.')
 SETS = flags.DEFINE_list('sets', ['random', 'disjoint', 'identical'], 'How the index sets of workers relate.')
-REPEATS = flags.DEFINE_integer('repeats', 5, 'Runs with fresh data, unless they are slow.')
+REPEATS = flags.DEFINE_integer('repeats', 5, 'Number of runs with fresh data, unless they are slow.')
 BUDGET = flags.DEFINE_float('budget', 12.0, 'Seconds for a contender at one density; two runs at least.')
 PROBE = flags.DEFINE_float('probe', 45.0, 'Seconds for the calibration.')
 PICTURE = flags.DEFINE_string('picture', 'runs/collectives.png', 'Where the picture goes.')

@@ -17,14 +17,15 @@ from timing import result_in_lab, table
 import dct_jax
 from dct_jax import netlab, train
 from dct_jax.netlab.calibrate import Probe
-from dct_jax.wire.exchanges import Settings
+from dct_jax.wire import Settings
 
-SIZE = flags.DEFINE_integer('size', 2**22, 'Coordinates.')
-HOSTS = flags.DEFINE_integer('hosts', 4, 'Of the lab.')
-RATES = flags.DEFINE_list('rates', ['100mbit', '1gbit', 'unshaped'], 'Of the links.')
-DENSITIES = flags.DEFINE_list('densities', ['0.02', '0.05', '0.1', '0.2'], 'Of a worker.')
-DELTAS = flags.DEFINE_list('deltas', ['0.05', '0.1', '0.25', '0.5', '1.0'], 'Contenders.')
-REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed rounds.')
+SIZE = flags.DEFINE_integer('size', 2**22, 'Number of coordinates of a vector.')
+HOSTS = flags.DEFINE_integer('hosts', 4, 'Number of hosts of the lab.')
+RATES = flags.DEFINE_list('rates', ['100mbit', '1gbit', 'unshaped'], 'Rates of every link, as tc writes them.')
+DENSITIES = flags.DEFINE_list('densities', ['0.02', '0.05', '0.1', '0.2'],
+                              'Shares of the coordinates that a worker has.')
+DELTAS = flags.DEFINE_list('deltas', ['0.05', '0.1', '0.25', '0.5', '1.0'], 'Values of delta that are compared.')
+REPEATS = flags.DEFINE_integer('repeats', 5, 'Number of rounds that are timed.')
 WORKER = flags.DEFINE_string('worker', '', 'Internal: the setting, on one of the hosts.')
 train.define_flags()
 ALGORITHMS = ('recursive_double', 'split_all_gather')

@@ -36,12 +36,13 @@ from dct_jax.data.clicks import synthetic
 from dct_jax.models.dlrm import Dlrm
 
 RIVAL = flags.DEFINE_string('rival', '', 'Directory of the public dlrm_s_pytorch.py.')
-BATCHES = flags.DEFINE_list('batches', ['128', '2048'], 'Examples a step.')
-VOCABULARY = flags.DEFINE_integer('vocabulary', 100_000, 'Ids of the largest field, of synthetic clicks.')
-BLOCK = flags.DEFINE_integer('block', 4, 'Steps of one contender before the next one.')
-SECONDS = flags.DEFINE_float('seconds', 60, 'For each comparison.')
-LAB = flags.DEFINE_bool('lab', False, 'Hybrid training in the network lab instead: dlrm_lab.py.')
-ROWS = flags.DEFINE_list('rows', ['100_000', '10_000_000'], 'Of all tables, where only they are updated.')
+BATCHES = flags.DEFINE_list('batches', ['128', '2048'], 'Numbers of examples in a step.')
+VOCABULARY = flags.DEFINE_integer('vocabulary', 100_000, 'Number of ids of the largest field of the synthetic clicks.')
+BLOCK = flags.DEFINE_integer('block', 4, "Number of steps of one contender before the next one's turn.")
+SECONDS = flags.DEFINE_float('seconds', 60, 'Seconds that each comparison takes.')
+LAB = flags.DEFINE_bool('lab', False, 'Whether to run hybrid training in the network lab instead, by dlrm_lab.py.')
+ROWS = flags.DEFINE_list('rows', ['100_000', '10_000_000'],
+                         'Numbers of rows of all tables together, where only tables are updated.')
 
 RATE = 0.1  # of everything, for both
 KEPT = 16  # batches that are used in turn

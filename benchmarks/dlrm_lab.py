@@ -27,9 +27,10 @@ import dlrm_criteo  # noqa: F401  (its flags)
 from shared.dlrm.setup import WIDE_CUTS, make_setup
 
 SUITE = flags.DEFINE_enum('suite', 'hybrid', ['hybrid', 'headline', 'wide', 'lifespan', 'sparsity'],
-                          'What is compared.')
-CONTENDERS = flags.DEFINE_list('contenders', None, 'Those of the suite to compare; all unless given.')
-RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit'], 'Of every link.')
+                          'Which configurations are compared.')
+CONTENDERS = flags.DEFINE_list('contenders', None,
+                               'Names of the configurations of the suite to compare; all unless given.')
+RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit'], 'Rates of every link, as tc writes them.')
 BLOCK = flags.DEFINE_integer('block', 4, "Steps of one contender before it is the next one's turn; the first "
                              'of them is not counted.')
 ROUNDS = flags.DEFINE_integer('rounds', 6, 'How often each has its turn.')

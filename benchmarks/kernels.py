@@ -18,9 +18,10 @@ from timing import alternate, donated, table
 
 from dct_jax import kernels
 
-SIZES = flags.DEFINE_list('sizes', ['65536', '1048576', '4194304', '67108864'], 'Entries.')
+SIZES = flags.DEFINE_list('sizes', ['65536', '1048576', '4194304', '67108864'],
+                          'Numbers of entries that kernels work on.')
 KEEP = flags.DEFINE_float('keep', 0.01, 'Share of the entries that is kept.')
-SECONDS = flags.DEFINE_float('seconds', 6.0, 'Time for each size.')
+SECONDS = flags.DEFINE_float('seconds', 6.0, 'Seconds that each size takes.')
 MAIN_SIZE = 4194304
 
 

@@ -26,8 +26,8 @@ from dct_jax import netlab, train
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-HOSTS = flags.DEFINE_integer('hosts', 2, 'Of the lab.')
-RATE = flags.DEFINE_string('rate', '50mbit', 'Of the links.')
+HOSTS = flags.DEFINE_integer('hosts', 2, 'Number of hosts of the lab.')
+RATE = flags.DEFINE_string('rate', '50mbit', 'Rate of every link, as tc writes it.')
 WIDTH, DEPTH, BATCH = 1024, 8, 256
 KEPT = flags.DEFINE_float('kept', 0.01, 'Share of the gradient that is sent.')
 ROUNDS = flags.DEFINE_integer('rounds', 6, 'Blocks of each contender.')

@@ -30,9 +30,10 @@ from shared.resnet.designs import make_optimizer
 
 DESIGNS = flags.DEFINE_list('designs', [
     'float32', 'int8', 'ternary', 'one_bit', 'sparse', 'local2', '3lc', '3lc_150', '3lc_175', '3lc_190'],
-    'Rows of Table 1.')
-PART = flags.DEFINE_enum('part', 'exchange', ['exchange', 'training'], 'What is timed.')
-RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit', '1gbit'], 'Of every link.')
+    'Designs that are the rows of Table 1.')
+PART = flags.DEFINE_enum('part', 'exchange', ['exchange', 'training'],
+                         'Whether the exchange alone or whole steps of training are timed.')
+RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit', '1gbit'], 'Rates of every link, as tc writes them.')
 ROUNDS = flags.DEFINE_integer('rounds', 4, 'How often each has its turn.')
 BLOCK = flags.DEFINE_integer('block', 5, 'Steps of one design before the next; the first is not counted.')
 WARM_UP = flags.DEFINE_integer('warm_up', 12, 'Steps of each before anything counts; 2 of float32.')

@@ -30,18 +30,18 @@ from dct_jax import netlab, train
 from dct_jax.netlab.calibrate import calibrate
 from dct_jax.train.launch import launch
 
-PROCESSES = flags.DEFINE_integer('processes', 4, 'Workers, one process each.')
+PROCESSES = flags.DEFINE_integer('processes', 4, 'Number of workers, one process each.')
 BLOCK = flags.DEFINE_integer('block', 4, 'Steps of one contender before the next one; the first is not timed.')
-BATCH = flags.DEFINE_integer('batch', 128, 'Examples a worker.')
-ROUNDS = flags.DEFINE_integer('rounds', 150, 'Timed rounds.')
+BATCH = flags.DEFINE_integer('batch', 128, 'Number of examples of a worker in a step.')
+ROUNDS = flags.DEFINE_integer('rounds', 150, 'Number of rounds that are timed.')
 WARM_UP = flags.DEFINE_integer('warm_up', 200, 'Steps before timing, while the residual fills.')
-SPARSITY = flags.DEFINE_float('sparsity', 0.99, 'Of DCT.')
-LIFESPAN = flags.DEFINE_integer('lifespan', 1000, 'Of DCT.')
-TRACKING = flags.DEFINE_float('tracking', 0.1, 'Of DCT: thresholds follow their counts.')
-VALUES = flags.DEFINE_string('value_codec', 'float16', 'How values travel.')
-LAB = flags.DEFINE_bool('lab', False, 'On shaped networks instead of the loopback interface.')
-RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit', '1gbit'], 'Of the lab.')
-TORCH = flags.DEFINE_bool('torch', True, "Time PyTorch's DDP as well, if torch is installed.")
+SPARSITY = flags.DEFINE_float('sparsity', 0.99, 'Share of the gradient that stays behind with DCT.')
+LIFESPAN = flags.DEFINE_integer('lifespan', 1000, 'Number of steps for which DCT keeps a threshold.')
+TRACKING = flags.DEFINE_float('tracking', 0.1, "How fast DCT's thresholds follow their counts; 0 keeps them.")
+VALUES = flags.DEFINE_string('value_codec', 'float16', 'Type in which values travel: float32, float16 or bfloat16.')
+LAB = flags.DEFINE_bool('lab', False, 'Whether to use shaped networks instead of the loopback interface.')
+RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit', '1gbit'], 'Rates of every link of the lab, as tc writes them.')
+TORCH = flags.DEFINE_bool('torch', True, "Whether to time PyTorch's DDP as well, if torch is installed.")
 WORKER = flags.DEFINE_bool('worker', False, 'Internal: this is one of the processes.')
 train.define_flags()
 

@@ -1,4 +1,4 @@
-"""Imports point one way through the rooms; experiments use the public API alone."""
+"""Imports point one way through the rooms; experiments stay in those for users."""
 
 import ast
 import pathlib
@@ -63,8 +63,8 @@ def test_every_room_has_files():
       *ALLOWED, '__init__'}
 
 
-@pytest.mark.parametrize('path', sorted((ROOT / 'experiments').glob('*.py')), ids=lambda p: p.name)
-def test_experiments_are_short_and_use_the_public_api(path):
-  assert len(path.read_text().splitlines()) <= 120
+@pytest.mark.parametrize('path', sorted((ROOT / 'experiments').rglob('*.py')), ids=lambda p: str(p.relative_to(ROOT)))
+def test_experiments_use_the_rooms_for_users(path):
+  """What they need of the inner rooms, `dct_jax` itself exports; `test_public.py` says which names."""
   assert set(imported_rooms(path)) <= {
       'boundaries', 'data', 'measures', 'models', 'netlab', 'runtime', 'tables', 'train'}

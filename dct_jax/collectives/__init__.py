@@ -1,5 +1,6 @@
 """Collectives: every worker's message -> the sum over a mesh axis. One algorithm a file."""
 
+from dct_jax.collectives.algorithms import ALGORITHMS
 from dct_jax.collectives.all_gather import AllGatherState, all_gather
 from dct_jax.collectives.costs import Costs, Instance
 from dct_jax.collectives.dense_streams import allgather_dense, allreduce_dense, open_exchange
@@ -8,7 +9,8 @@ from dct_jax.collectives.sparse_all_reduce import SparseAllReduceState, sparse_a
 from dct_jax.collectives.streams import allgather_disjoint, allreduce
 
 __all__ = [
-    'AllGatherState', 'Costs', 'Instance', 'SparseAllReduceState',
+    'ALGORITHMS', 'AllGatherState', 'Costs', 'Instance', 'SparseAllReduceState',
     'all_gather', 'allgather_dense', 'allgather_disjoint', 'allreduce', 'allreduce_dense', 'open_exchange',
     'psum', 'sparse_all_reduce',
+    'costs',  # a module
 ]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from dct_jax import axes
 from dct_jax.arrays import add_residual, floats_of, u32, words_of
 from dct_jax.kernels.hashing import checksum
 from dct_jax.wire.format import HEADER, MAGIC
+
+Layers = Sequence[jax.Array]
+Shapes = Sequence[jax.Array | jax.ShapeDtypeStruct]  # layers of which only the shapes count
 
 
 class BlockCodec(NamedTuple):
@@ -31,20 +35,21 @@ class BlockCodec(NamedTuple):
 
   code: int
   num_words: Callable[[int], int]
-  quantize: Callable[[jax.Array, int, jax.Array], jax.Array]
+  quantize: Callable[[jax.Array, int, ArrayLike], jax.Array]
   dequantize: Callable[[jax.Array, int], jax.Array]
   num_scales: Callable[[int], int]
   most: float
 
 
-def seal(code, body, length, wanted, live):
+def seal(code: int, body: jax.Array, length: jax.Array, wanted: ArrayLike, live: ArrayLike) -> jax.Array:
   """A message: the header with its checksum, then the body."""
   head = [u32(MAGIC | code), u32(length), u32(wanted), u32(0), u32(live == 0), u32(0)]
   words = jnp.concatenate([jnp.stack(head), body])
   return words.at[5].set(checksum(words, length))
 
 
-def encode(codec: BlockCodec, layers, residual, dense, seed, live, silent, capacity):
+def encode(codec: BlockCodec, layers: Layers, residual: Layers | None, dense: jax.Array, seed: ArrayLike,
+           live: jax.Array, silent: jax.Array, capacity: int) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
   """A message and the new residual; the arguments are those of `kernels.qsgd_encode`."""
   sums, blocks, at = add_residual(layers, residual), [], 0
   for x in sums:
@@ -61,7 +66,7 @@ def encode(codec: BlockCodec, layers, residual, dense, seed, live, silent, capac
   return words, new_residual(left, residual, live)
 
 
-def new_residual(left, residual, live):
+def new_residual(left: Layers, residual: Layers, live: ArrayLike) -> tuple[jax.Array, ...]:
   """What flat layers have left, in the shapes of the residual; without a gradient it stays as it was."""
   return tuple(jnp.where(live == 0, e, x.reshape(e.shape)) for x, e in zip(left, residual, strict=True))
 
@@ -81,7 +86,8 @@ def _valid(codec, words, starts, layers):
   return valid
 
 
-def sum_messages(codec: BlockCodec, words, layers, dense):
+def sum_messages(codec: BlockCodec, words: jax.Array, layers: Shapes,
+                 dense: Shapes) -> tuple[jax.Array, tuple[jax.Array, ...]]:
   """Adds messages in their order; `layers` and `dense` are the shapes of what they carry."""
   starts = [HEADER + sum(x.size for x in dense)]
   for x in layers:
@@ -98,7 +104,7 @@ def sum_messages(codec: BlockCodec, words, layers, dense):
   return add_up(read, words, layers, dense)
 
 
-def dense_parts(message, dense):
+def dense_parts(message: jax.Array, dense: Shapes) -> list[jax.Array]:
   """The layers that travelled whole, flat."""
   ends = [HEADER]
   for x in dense:
@@ -106,7 +112,8 @@ def dense_parts(message, dense):
   return [floats_of(message[a:b]) for a, b in itertools.pairwise(ends)]
 
 
-def add_up(read, words, layers, dense):
+def add_up(read: Callable, words: jax.Array, layers: Shapes,
+           dense: Shapes) -> tuple[jax.Array, tuple[jax.Array, ...]]:
   """Intact or not, and sums; read(message) -> whether it is valid, flat arrays, of zeros if it is not."""
 
   def add(total, message):

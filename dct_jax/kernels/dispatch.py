@@ -14,9 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dct_jax import native
 from dct_jax.kernels import blocks, levels, qsgd_twin, select_twin, stop_twin, stream_twin, three_lc_twin
+from dct_jax.kernels.blocks import Layers, Shapes
 from dct_jax.kernels.select_twin import NO_QUOTA
 from dct_jax.wire.format import VALUE_CODES, index_code
 
@@ -69,14 +71,14 @@ def _sum_natively(name, words, layers, dense, **attributes):
   return intact, tuple(sums)
 
 
-def all_finite(layers) -> jax.Array:
+def all_finite(layers: Layers) -> jax.Array:
   """uint32[1]: 1 when no entry of any layer is NaN or infinite."""
   if native_in_use():
     return native.call('all_finite', [_shape((1,), jnp.uint32)], layers)[0]
   return select_twin.all_finite(layers)
 
 
-def stop_if(nonfinite, corrupt, stop_nonfinite: bool) -> jax.Array:
+def stop_if(nonfinite: ArrayLike, corrupt: ArrayLike, stop_nonfinite: bool) -> jax.Array:
   """`corrupt`, if the program may go on: it stops with an error if messages are corrupt, or (`stop_nonfinite`)
   gradients not finite. Use the result: what nobody uses does not run.
 
@@ -92,7 +94,8 @@ def stop_if(nonfinite, corrupt, stop_nonfinite: bool) -> jax.Array:
   return stop_twin.stop_if(nonfinite, corrupt, stop_nonfinite)
 
 
-def threshold(layers, residual, rank, *, old_tau=None, refresh=1, segment=0):
+def threshold(layers: Layers, residual: Layers | None, rank: jax.Array, *, old_tau: jax.Array | None = None,
+              refresh: ArrayLike = 1, segment: int = 0) -> tuple[jax.Array, jax.Array]:
   """Exact order statistics of |layers + residual|, one for each layer or each segment of a layer.
 
   Args:
@@ -111,7 +114,8 @@ def threshold(layers, residual, rank, *, old_tau=None, refresh=1, segment=0):
   if native_in_use():
     results = [_shape(rank.shape, jnp.float32), _shape(rank.shape, jnp.uint32)]
     args = [_control(refresh), old_tau, rank, *_layers_and_residual(layers, residual)]
-    return native.call('threshold', results, args, segment=segment, feedback=residual is not None)
+    tau, ties = native.call('threshold', results, args, segment=segment, feedback=residual is not None)
+    return tau, ties
   return select_twin.threshold(layers, residual, rank, old_tau, jnp.asarray(refresh), segment)
 
 
@@ -126,8 +130,8 @@ class Selected(NamedTuple):
   residual: tuple[jax.Array, ...] | None
 
 
-def pack(layers, residual, tau, ties=None, *, limit, live=1, capacity, segment=0,
-         value_codec='float32') -> Selected:
+def pack(layers: Layers, residual: Layers | None, tau: jax.Array, ties: jax.Array | None = None, *, limit: ArrayLike,
+         live: ArrayLike = 1, capacity: int, segment: int = 0, value_codec: str = 'float32') -> Selected:
   """One pass: add the residual, select by threshold, pack, write the new residual (in place if donated).
 
   Selected is what has a magnitude of at least its `tau` and is not zero; of entries equal to tau only
@@ -143,10 +147,10 @@ def pack(layers, residual, tau, ties=None, *, limit, live=1, capacity, segment=0
     args = [_control(limit, live), tau, ties, *_layers_and_residual(layers, residual)]
     n = len(layers)
     aliases = {3 + n + i: 3 + i for i in range(n)} if residual is not None else {}
-    index, value, counts, *left = native.call(
+    index, value, counts, *new = native.call(
         'pack', results, args, aliases, segment=segment, feedback=residual is not None,
         value_codec=VALUE_CODES[value_codec])
-    left = tuple(left) if residual is not None else None
+    left = tuple(new) if residual is not None else None
   else:
     index, value, counts, left = select_twin.pack(
         layers, residual, tau, ties, jnp.asarray(limit, jnp.uint32), jnp.asarray(live), capacity,
@@ -155,8 +159,9 @@ def pack(layers, residual, tau, ties=None, *, limit, live=1, capacity, segment=0
   return Selected(index, value, wanted, counts[1:], counts[0], left)
 
 
-def encode(index, value, dense, *, count, wanted, flags=0, empty=0, budget, capacity, universe,
-           unit=1, index_codec='auto', value_codec='float32') -> jax.Array:
+def encode(index: jax.Array, value: jax.Array, dense: jax.Array, *, count: ArrayLike, wanted: ArrayLike,
+           flags: ArrayLike = 0, empty: ArrayLike = 0, budget: ArrayLike, capacity: int, universe: int,
+           unit: int = 1, index_codec: str = 'auto', value_codec: str = 'float32') -> jax.Array:
   """A message of `count` entries (docs/wire_format.md), zero from its end up to `budget` words.
 
   Args:
@@ -184,7 +189,8 @@ def encode(index, value, dense, *, count, wanted, flags=0, empty=0, budget, capa
                             index_codec, value_codec)
 
 
-def unpack_sum(words, sparse, dense, *, unit=1, value_codec='float32'):
+def unpack_sum(words: jax.Array, sparse: Shapes, dense: Shapes, *, unit: int = 1,
+               value_codec: str = 'float32') -> tuple[jax.Array, tuple[jax.Array, ...]]:
   """Decodes messages and adds them up in their order.
 
   Args:
@@ -203,7 +209,8 @@ def unpack_sum(words, sparse, dense, *, unit=1, value_codec='float32'):
   return stream_twin.unpack_sum(words, sparse, dense, unit, value_codec)
 
 
-def settle(mode, words, residual, *, dense_layers=0, unit=1, value_codec='float32'):
+def settle(mode: ArrayLike, words: jax.Array, residual: Layers, *, dense_layers: int = 0, unit: int = 1,
+           value_codec: str = 'float32') -> tuple[jax.Array, ...]:
   """Leaves the residual alone (0), clears it (1) or adds the worker's own message back to it (2)."""
   if native_in_use():
     results = [_shape(e.shape, jnp.float32) for e in residual]
@@ -214,7 +221,9 @@ def settle(mode, words, residual, *, dense_layers=0, unit=1, value_codec='float3
   return stream_twin.settle(jnp.asarray(mode), words, residual, dense_layers, unit, value_codec)
 
 
-def qsgd_encode(layers, residual, dense, *, seed, live=1, silent=0, capacity, bits, bucket):
+def qsgd_encode(layers: Layers, residual: Layers | None, dense: jax.Array, *, seed: ArrayLike, live: ArrayLike = 1,
+                silent: ArrayLike = 0, capacity: int, bits: int,
+                bucket: int) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
   """A message of QSGD blocks (docs/wire_format.md), zero from its end on, and the new residual.
 
   Args:
@@ -235,7 +244,8 @@ def qsgd_encode(layers, residual, dense, *, seed, live=1, silent=0, capacity, bi
                            jnp.asarray(silent), capacity)
 
 
-def qsgd_sum(words, layers, dense, *, bits, bucket):
+def qsgd_sum(words: jax.Array, layers: Shapes, dense: Shapes, *, bits: int,
+             bucket: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
   """Decodes messages of `qsgd_encode` and adds them up in their order.
 
   Args:
@@ -254,13 +264,15 @@ def qsgd_sum(words, layers, dense, *, bits, bucket):
   return blocks.sum_messages(qsgd_twin.codec(bits, bucket), words, layers, dense)
 
 
-def qsgd_round_trip(flat, bits, bucket, *, seed):
+def qsgd_round_trip(flat: jax.Array, bits: int, bucket: int, *, seed: ArrayLike) -> jax.Array:
   """What arrives when a flat float32 array is quantized; pure JAX, for simulations of a second half."""
   words = qsgd_twin.quantize(flat, 0, seed, bits, bucket)
   return levels.dequantize(words, flat.size, bits, bucket)
 
 
-def three_lc_encode(layers, residual, dense, *, live=1, silent=0, budget, capacity, multiplier, zero_runs=True):
+def three_lc_encode(layers: Layers, residual: Layers | None, dense: jax.Array, *, live: ArrayLike = 1,
+                    silent: ArrayLike = 0, budget: ArrayLike, capacity: int, multiplier: float,
+                    zero_runs: bool = True) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
   """A message of 3LC (docs/wire_format.md), zero from its end on, and the new residual.
 
   Args:
@@ -281,7 +293,8 @@ def three_lc_encode(layers, residual, dense, *, live=1, silent=0, budget, capaci
                               multiplier, zero_runs)
 
 
-def three_lc_sum(words, layers, dense):
+def three_lc_sum(words: jax.Array, layers: Shapes,
+                 dense: Shapes) -> tuple[jax.Array, tuple[jax.Array, ...]]:
   """Decodes messages of `three_lc_encode` and adds them up in their order; see `qsgd_sum`."""
   if native_in_use():
     return _sum_natively('three_lc_sum', words, layers, dense)

@@ -1,1 +1,6 @@
 """Models. They import flax or JAX alone; what communicates is passed in."""
+
+__all__ = [  # modules
+    'batch_stats', 'coordinate_descent', 'decoding', 'dlrm', 'linear', 'mlp', 'penalty', 'resnet', 'transformer',
+    'translation_loss',
+]

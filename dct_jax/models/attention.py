@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+Pair = tuple[jax.Array, jax.Array]  # keys and values
 FORBIDDEN = -1e30  # a score whose share is exactly zero; finite, for rows in which all is forbidden
 
 
@@ -23,10 +24,11 @@ class SelfAttention(nn.Module):
   width: int
   heads: int
 
-  def setup(self):
+  def setup(self) -> None:
     self.query_key_value, self.out = projection(self.width, 3), out(self.width)
 
-  def __call__(self, x, mask, past=None, step=None):
+  def __call__(self, x: jax.Array, mask: jax.Array, past: Pair | None = None,
+               step: jax.Array | int = 0) -> tuple[jax.Array, Pair]:
     """What each position has seen, of the shape of `x`, and the keys and values of all there is to see.
 
     Args:
@@ -54,15 +56,15 @@ class CrossAttention(nn.Module):
   width: int
   heads: int
 
-  def setup(self):
+  def setup(self) -> None:
     self.query, self.key_value, self.out = projection(self.width, 1), projection(self.width, 2), out(self.width)
 
-  def keys_and_values(self, memory):
+  def keys_and_values(self, memory: jax.Array) -> Pair:
     """Of float32[batch, positions, width]: two of float32[batch, positions, heads, width / heads]."""
     keys, values = jnp.split(self.key_value(memory), 2, -1)
     return heads(keys, self.heads), heads(values, self.heads)
 
-  def __call__(self, x, memory, mask):
+  def __call__(self, x: jax.Array, memory: Pair, mask: jax.Array) -> jax.Array:
     """What each position has seen, of the shape of `x`.
 
     Args:
@@ -76,14 +78,14 @@ class CrossAttention(nn.Module):
     return self.out(attend(queries, keys, values, mask).reshape(x.shape))
 
 
-def attend(queries, keys, values, mask) -> jax.Array:
+def attend(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
   """Values weighted by a softmax of scaled dot products; all are [batch, positions, heads, width of a head]."""
   scores = jnp.einsum('bqhd,bkhd->bhqk', queries * queries.shape[-1] ** -0.5, keys)
   weights = jax.nn.softmax(jnp.where(mask, scores, FORBIDDEN), -1)
   return jnp.einsum('bhqk,bkhd->bqhd', weights, values)
 
 
-def heads(x, number: int) -> jax.Array:
+def heads(x: jax.Array, number: int) -> jax.Array:
   """[..., width] -> [..., heads, width of a head]."""
   return x.reshape(*x.shape[:-1], number, -1)
 

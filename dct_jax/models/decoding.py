@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dct_jax.models.transformer import BOS, EOS, PAD, Transformer
+from dct_jax.models.transformer import BOS, EOS, PAD, Cache, Transformer
 
 MaxLen = int | Callable  # a number, or source length -> number, for an int as for an array
 NEVER = -jnp.inf
@@ -113,7 +113,7 @@ def beam_search(model: Transformer, max_len: MaxLen, beam: int = 5, length_penal
       sums, chosen = lax.top_k(jnp.where(words == EOS, NEVER, sums), beam)
       parents = jnp.take_along_axis(parents, chosen, 1)
       ids = jnp.take_along_axis(ids, chosen[..., None], 1)
-      return step + 1, Live(ids, sums, reorder(cache, parents)), best
+      return step + 1, Live(ids, sums, reorder(cast(Cache, cache), parents)), best
 
     ids = jnp.full((source.shape[0], beam, room), PAD, jnp.int32)
     nothing = jnp.full(ids.shape[:2], NEVER)
@@ -124,7 +124,8 @@ def beam_search(model: Transformer, max_len: MaxLen, beam: int = 5, length_penal
   return search
 
 
-def candidates(logits, sums, ends, beam):
+def candidates(logits: jax.Array, sums: jax.Array, ends: jax.Array,
+               beam: int) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The 2 `beam` best continuations of each sentence: sums of log probabilities, parents and words.
 
   Args:
@@ -144,7 +145,7 @@ def candidates(logits, sums, ends, beam):
   return sums, at // best.shape[-1], words
 
 
-def reorder(cache, parents):
+def reorder(cache: Cache, parents: jax.Array) -> Cache:
   """The cache of hypotheses that continue others: `parents` of their sentence's, int32[batch, beam]."""
   rows = (jnp.arange(len(parents))[:, None] * parents.shape[1] + parents).reshape(-1)
   return cache._replace(past=jax.tree.map(lambda x: x[rows], cache.past))

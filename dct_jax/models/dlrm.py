@@ -42,7 +42,7 @@ class Dlrm(nn.Module):
   boundaries: Mapping[str, Boundary] | None = None
 
   @nn.compact
-  def __call__(self, x, rows, section=None):
+  def __call__(self, x: jax.Array, rows: jax.Array | None, section: DlrmSection | None = None) -> jax.Array:
     """Logits of clicks; or what a section of the model makes of what comes before it.
 
     Args:

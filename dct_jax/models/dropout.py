@@ -37,7 +37,7 @@ class Dropout(nn.Module):
   rate: float
 
   @nn.compact
-  def __call__(self, x, train):
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     if not train or not self.rate:
       return x
     kept = min(max(round(LEVELS * (1 - self.rate)), 1), LEVELS - 1)

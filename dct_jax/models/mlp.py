@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import flax.linen as nn
+import jax
 
 
 class Mlp(nn.Module):
@@ -26,7 +27,7 @@ class Mlp(nn.Module):
   outputs: int
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     for width in self.hidden:
       x = nn.relu(nn.Dense(width)(x))
     return nn.Dense(self.outputs)(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -23,7 +24,7 @@ class Block(nn.Module):
   stride: int
 
   @nn.compact
-  def __call__(self, x, train):
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
     y = nn.relu(norm()(_conv(self.filters, self.stride)(x)))
     y = norm()(_conv(self.filters)(y))
@@ -70,7 +71,7 @@ class ResNet(nn.Module):
     super().__post_init__()
 
   @nn.compact
-  def __call__(self, x, train=False):
+  def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
     """Logits.
 
     Args:
@@ -96,6 +97,6 @@ def _shortcut(x, filters, stride):
   return jnp.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (new // 2, new - new // 2)))
 
 
-def is_kernel(variables):
+def is_kernel(variables: Any) -> Any:
   """Which leaves are kernels: only these are compressed and decay, not normalization, biases and averages."""
   return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == 'kernel', variables)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -98,7 +98,7 @@ class Transformer(nn.Module):
       raise ValueError(f'boundaries are at some of {split_names(self.layers)}, got {unknown=}')
     super().__post_init__()
 
-  def setup(self):
+  def setup(self) -> None:
     self.source_embedding = nn.Embed(self.source_vocab, self.width, embedding_init=_rows)
     self.target_embedding = nn.Embed(self.target_vocab, self.width, embedding_init=_rows)
     self.source_dropout, self.target_dropout = Dropout(self.dropout), Dropout(self.dropout)
@@ -110,7 +110,8 @@ class Transformer(nn.Module):
     if not self.share_embeddings:
       self.output = nn.Dense(self.target_vocab, use_bias=False, kernel_init=nn.initializers.xavier_uniform())
 
-  def __call__(self, source, target, train=False, section=None, inputs=()):
+  def __call__(self, source: jax.Array, target: jax.Array, train: bool = False,
+               section: TransformerSection | None = None, inputs: tuple[jax.Array, ...] = ()) -> Any:
     """Logits of the words that follow, float32[batch, target length, target vocabulary]; or a section's result.
 
     Args:
@@ -135,7 +136,7 @@ class Transformer(nn.Module):
       x = self._layer(place).back(hidden, x, train)
     return self._logits(x)
 
-  def encode(self, source):
+  def encode(self, source: jax.Array) -> jax.Array:
     """The encoder's memory, float32[batch, source length, width]."""
     x = self._embed_source(source, False)
     for place in split_names(self.layers):
@@ -144,7 +145,7 @@ class Transformer(nn.Module):
         x = self._layer(place).back(hidden, x)
     return self._end('encoder', x)
 
-  def start(self, source, room, rows=1):
+  def start(self, source: jax.Array, room: int, rows: int = 1) -> Cache:
     """A `Cache` to write translations with.
 
     Args:
@@ -157,7 +158,7 @@ class Transformer(nn.Module):
     pairs = tuple(self._layer(place).keys_and_values(memory) for place in decoder)
     return Cache(jnp.int32(0), source != PAD, pairs, ((empty, empty),) * len(decoder))
 
-  def advance(self, cache, words):
+  def advance(self, cache: Cache, words: jax.Array) -> tuple[jax.Array, Cache]:
     """Logits of the words that follow, float32[rows, target vocabulary], and the new cache.
 
     Args:

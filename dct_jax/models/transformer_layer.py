@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import flax.linen as nn
+import jax
 
-from dct_jax.models.attention import CrossAttention, SelfAttention
+from dct_jax.models.attention import CrossAttention, Pair, SelfAttention
 from dct_jax.models.dropout import Dropout
 
 
@@ -30,7 +31,7 @@ class Layer(nn.Module):
   norm: str = 'post'
   cross: bool = False
 
-  def setup(self):
+  def setup(self) -> None:
     self.attention, self.attention_norm = SelfAttention(self.width, self.heads), layer_norm()
     self.attention_dropout, self.contract_dropout = Dropout(self.dropout), Dropout(self.dropout)
     if self.cross:
@@ -43,7 +44,9 @@ class Layer(nn.Module):
     else:
       self.contract_norm = layer_norm()
 
-  def front(self, x, mask, memory=None, memory_mask=None, past=None, step=None, train=False):
+  def front(self, x: jax.Array, mask: jax.Array, memory: Pair | None = None, memory_mask: jax.Array | None = None,
+            past: Pair | None = None, step: jax.Array | int = 0,
+            train: bool = False) -> tuple[jax.Array, jax.Array, Pair]:
     """Hidden activations, the residual stream, and keys and values of the positions seen so far.
 
     Args:
@@ -58,16 +61,17 @@ class Layer(nn.Module):
     y, past = self.attention(self._before(x, 'attention'), mask, past, step)
     x = self._after(x, y, 'attention', train)
     if self.cross:
+      assert memory is not None and memory_mask is not None, 'a layer with cross looks at a memory'
       y = self.cross_attention(self._before(x, 'cross'), memory, memory_mask)
       x = self._after(x, y, 'cross', train)
     return nn.relu(self.expand(self.expand_norm(x) if self.norm == 'pre' else x)), x, past
 
-  def back(self, hidden, x, train=False):
+  def back(self, hidden: jax.Array, x: jax.Array, train: bool = False) -> jax.Array:
     """The layer's result, of the halves of `front`."""
     x = x + self.contract_dropout(self.contract(hidden), train)
     return x if self.norm == 'pre' else self.contract_norm(x)
 
-  def keys_and_values(self, memory):
+  def keys_and_values(self, memory: jax.Array) -> Pair:
     """Of a memory, for `front`."""
     return self.cross_attention.keys_and_values(memory)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from dct_jax import axes
 
 
 def call(name: str, results: Sequence[jax.ShapeDtypeStruct], args: Sequence[jax.Array],
-         aliases: dict[int, int] | None = None, **attributes):
+         aliases: dict[int, int] | None = None, **attributes: Any) -> tuple[jax.Array, ...]:
   """Calls a native kernel on `args`; `attributes` are static numbers."""
   attributes = {k: np.int64(v) if type(v) is int else v for k, v in attributes.items()}
   out = jax.ffi.ffi_call(

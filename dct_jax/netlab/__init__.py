@@ -6,5 +6,7 @@
 from dct_jax.netlab.lab import Lab, Run, end_on_sigterm
 from dct_jax.netlab.namespaces import Counters, Link, bits_per_second, missing
 
-__all__ = ['Counters', 'Lab', 'Link', 'Run', 'bits_per_second', 'end_on_sigterm',
-           'missing']
+__all__ = [
+    'Counters', 'Lab', 'Link', 'Run', 'bits_per_second', 'end_on_sigterm', 'missing',
+    'advise', 'calibrate',  # modules
+]

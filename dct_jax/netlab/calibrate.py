@@ -155,7 +155,8 @@ class Probe:
                            algorithm=int(Algorithm.ALL_GATHER), op=Op.MAX)
     return np.asarray(out)
 
-  def seconds(self, algorithm: str, indices, values, size: int, capacity: int | None = None) -> float:
+  def seconds(self, algorithm: str, indices: np.ndarray, values: np.ndarray, size: int,
+              capacity: int | None = None) -> float:
     """How long one reduction takes on this worker."""
     self.together(np.zeros(1))
     start = time.perf_counter()

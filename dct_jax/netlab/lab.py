@@ -83,7 +83,7 @@ class Lab:
       namespaces.remove()
       atexit.unregister(namespaces.remove)
 
-  def reshape(self, **changes) -> None:
+  def reshape(self, **changes: str | None) -> None:
     """Changes rate, delay, loss or burst of all links of a lab in use."""
     self.link = self.link._replace(**changes)
     if self.shaped:

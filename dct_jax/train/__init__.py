@@ -11,6 +11,7 @@ from dct_jax.train.replicas import check_replicas
 from dct_jax.train.reshard import reshard
 from dct_jax.train.sections import make_sectioned_step
 from dct_jax.train.step import (
+    accounts,
     local_workers,
     make_eval,
     make_predictor,
@@ -22,7 +23,8 @@ from dct_jax.train.step import (
 )
 
 __all__ = [
-    'Checkpoints', 'MetricsWriter', 'TrainResult', 'check_replicas', 'define_flags', 'flag_values',
+    'Checkpoints', 'MetricsWriter', 'TrainResult', 'accounts', 'check_replicas', 'define_flags', 'flag_values',
     'local_workers', 'make_eval', 'make_predictor', 'make_sectioned_step', 'make_step', 'read_metrics',
     'replicate', 'reshard', 'run', 'shard_batch', 'share_batch', 'start', 'sum_batches',
+    'experiment', 'launch', 'report',  # modules
 ]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jax.typing import ArrayLike
 
 from dct_jax.wire.exchanges import Algorithm, Op, Settings
 from dct_jax.wire.format import VALUE_CODES
@@ -77,7 +78,7 @@ def _words(count):
   return jax.ShapeDtypeStruct((count,), jnp.uint32)
 
 
-def gather_messages(message: jax.Array, channel: int, workers: int, bulk=0) -> jax.Array:
+def gather_messages(message: jax.Array, channel: int, workers: int, bulk: ArrayLike = 0) -> jax.Array:
   """All workers' messages, uint32[workers, capacity]; only the words that are used travel.
 
   `bulk` says that messages are large (see `is_bulk`); a number that all workers must agree on.
@@ -92,7 +93,7 @@ def scatter_messages(messages: jax.Array, channel: int) -> jax.Array:
   return _call('scatter_messages', shape, [messages], channel=np.int64(channel))
 
 
-def is_bulk(words) -> jax.Array:
+def is_bulk(words: int | jax.Array) -> jax.Array:
   """Whether messages of so many words should travel around a ring instead of directly."""
   return jnp.asarray(words > BULK_WORDS, jnp.uint32)
 
@@ -110,9 +111,10 @@ def _layer_shapes(layers):
   return [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in layers]
 
 
-def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm,
-                    seed=0, bulk=0, started=0, pending: Sequence = (), dense_layers=0, unit=1,
-                    value_codec='float32'):
+def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm: ArrayLike,
+                    seed: ArrayLike = 0, bulk: ArrayLike = 0, started: ArrayLike = 0, pending: Sequence = (),
+                    dense_layers: int = 0, unit: int = 1,
+                    value_codec: str = 'float32') -> tuple[Info, tuple[jax.Array, ...]]:
   """The sum of all workers' messages, by an algorithm that is chosen at run time.
 
   Args:
@@ -140,9 +142,9 @@ def reduce_messages(message: jax.Array, layers: Sequence, channel: int, settings
   return Info(*info), tuple(sums)
 
 
-def start_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm,
-                   seed=0, bulk=0, pending: Sequence = (), dense_layers=0, unit=1,
-                   value_codec='float32') -> jax.Array:
+def start_messages(message: jax.Array, layers: Sequence, channel: int, settings: Settings, *, algorithm: ArrayLike,
+                   seed: ArrayLike = 0, bulk: ArrayLike = 0, pending: Sequence = (), dense_layers: int = 0,
+                   unit: int = 1, value_codec: str = 'float32') -> jax.Array:
   """Starts `reduce_messages` in the background and returns a handle for `wait_messages`."""
   sizes = np.array([x.size for x in layers], np.int64)
   return _call(
@@ -151,7 +153,8 @@ def start_messages(message: jax.Array, layers: Sequence, channel: int, settings:
       **settings.attributes())
 
 
-def wait_messages(handle: jax.Array, message: jax.Array, *args, **options):
+def wait_messages(handle: jax.Array, message: jax.Array, *args: Any,
+                  **options: Any) -> tuple[Info, tuple[jax.Array, ...]]:
   """Waits for what was started with the same arguments, in this program or an earlier one.
 
   If nothing was (this process has just restored a checkpoint), does it now. Returns as `reduce_messages` does.
@@ -160,8 +163,9 @@ def wait_messages(handle: jax.Array, message: jax.Array, *args, **options):
   return reduce_messages(message, *args, started=1 + handle[0], **options)
 
 
-def reduce_stream(indices, value, count, size: int, channel: int, settings: Settings, *, algorithm, op: Op = Op.SUM,
-                  seed=0, capacity: int | None = None):
+def reduce_stream(indices: jax.Array, value: jax.Array, count: ArrayLike, size: int, channel: int,
+                  settings: Settings, *, algorithm: ArrayLike, op: Op = Op.SUM, seed: ArrayLike = 0,
+                  capacity: int | None = None) -> tuple[jax.Array, Any]:
   """Reduces one vector a worker, given by its entries.
 
   Args:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -40,17 +42,17 @@ class Layout:
   def dense_words(self, value_codec: str) -> int:
     return values.num_words(self.num_dense, value_codec)
 
-  def split(self, layers):
+  def split(self, layers: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The layers to select from, and those that travel whole."""
     return tuple(layers[i] for i in self.sparse), tuple(layers[i] for i in self.dense)
 
-  def merge(self, sparse, dense):
-    """The inverse of `split`."""
-    out = dict(zip(self.sparse + self.dense, (*sparse, *dense), strict=True))
+  def merge(self, sparse: Sequence[Any] | None, dense: Sequence[Any]) -> tuple[Any, ...]:
+    """The inverse of `split`; None stands for no layers."""
+    out = dict(zip(self.sparse + self.dense, (*(sparse or ()), *dense), strict=True))
     return tuple(out[i] for i in range(len(out)))
 
 
-def layout_of(layers, *, dense_below: int = 0, unit: int = 1) -> Layout:
+def layout_of(layers: Sequence[Any], *, dense_below: int = 0, unit: int = 1) -> Layout:
   """Layers with fewer than `dense_below` entries travel whole.
 
   Raises:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from dct_jax.arrays import ceil_div
 from dct_jax.wire import values
@@ -44,7 +46,7 @@ def stream_words(count: int, layout: Layout, index_codec: str, value_codec: str)
           + values.num_words(count * layout.unit, value_codec))
 
 
-def entry_limit(words, layout: Layout, index_codec: str, value_codec: str):
+def entry_limit(words: ArrayLike, layout: Layout, index_codec: str, value_codec: str) -> jax.Array:
   """How many entries surely fit into `words` (a run-time number), whatever their indices are.
 
   Every codec promises a number of bits for an index plus a fixed part; with Rice each parameter is a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from dct_jax.data.clicks import criteo, frappe
 from dct_jax.data.clicks import synthetic as synthetic_clicks
@@ -11,14 +12,14 @@ from dct_jax.data.clicks.rows import ClickSets
 SYNTHETIC = {'rows': 500_000, 'test_rows': 100_000, 'seed': 0}
 
 
-def load(data: str, cache_dir: str | os.PathLike, **options) -> ClickSets:
+def load(data: str, cache_dir: str | os.PathLike, **options: Any) -> ClickSets:
   """Loads a training and a test set.
 
   Args:
     data: '' or 'synthetic' (not real data), the path of a file in Criteo's format, or a directory with
       Frappe's files.
     cache_dir: where prepared files are kept; the synthetic set needs none.
-    options: of `synthetic_clicks.generate` (500,000 and 100,000 rows unless they say otherwise),
+    options: of `synthetic.generate` (500,000 and 100,000 rows unless they say otherwise),
       `criteo.prepare` or `frappe.load`.
 
   Raises:

@@ -7,7 +7,7 @@ import pathlib
 import re
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -20,7 +20,7 @@ COLON, HASH, SPACE = b':#\x20'
 BLANK_COLONS = bytes.maketrans(b':', b' ')
 
 
-def read_libsvm(path: str | os.PathLike, **options) -> Csr:
+def read_libsvm(path: str | os.PathLike, **options: Any) -> Csr:
   """Reads one file; see `read_libsvm_sets` for the options."""
   return read_libsvm_sets([path], **options)[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class TranslationSets(NamedTuple):
 
 
 def load(data: str | os.PathLike, cache_dir: str | os.PathLike | None, *, source: str = 'de',
-         target: str = 'en', test: str = 'test*', **options) -> TranslationSets:
+         target: str = 'en', test: str = 'test*', **options: Any) -> TranslationSets:
   """Loads a training, a validation and a test set.
 
   Args:
