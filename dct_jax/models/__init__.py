@@ -1,4 +1,4 @@
-"""Models. They import flax or JAX alone; what communicates is passed in."""
+"""Models. They import JAX, flax and chex alone; what communicates is passed in."""
 
 __all__ = [  # modules
     'batch_stats', 'coordinate_descent', 'decoding', 'dlrm', 'linear', 'mlp', 'penalty', 'resnet', 'transformer',

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,8 @@ class Dlrm(nn.Module):
 
   def _check(self, section, rows):
     names = [name for name, _ in section.layers]
+    if 'top1' in names:
+      chex.assert_rank(rows, 3, exception_type=ValueError, custom_message='rows are float[batch, fields, width]')
     if {f'bottom{len(self.bottom)}', 'top1'} <= set(names) and self.bottom[-1] != rows.shape[-1]:
       raise ValueError(f'the bottom MLP ends with the width of the rows, got {self.bottom=} and {rows.shape=}')
     unknown = sorted(set(self.boundaries or {}) - set(names[:-1] if section.is_last else names))

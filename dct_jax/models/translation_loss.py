@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -28,6 +29,8 @@ def word_losses(logits: jax.Array, words: jax.Array, smoothing: float = 0.0) -> 
   References:
     Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2016: section 7.
   """
+  chex.assert_shape(words, logits.shape[:-1], exception_type=ValueError,
+                    custom_message='every position has logits of all words, and one word that comes next')
   norm = jax.nn.logsumexp(logits, axis=-1)
   # Not one_hot: a table of the size of the logits would be written and read once more.
   plain = norm - jnp.take_along_axis(logits, words[..., None], axis=-1)[..., 0]

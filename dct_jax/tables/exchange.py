@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -62,6 +63,10 @@ class RowExchange:
       float32[batch, fields, width], and whom to update later.
     """
     workers, slots = self._slots.shape
+    # One column would broadcast over all fields, and give rows that nobody asked for.
+    chex.assert_shape(ids, (None, len(self._begin)), exception_type=ValueError,
+                      custom_message='ids of rows are int[batch, fields], one column for each table')
+    chex.assert_type(ids, int, exception_type=ValueError, custom_message='ids of rows are whole numbers')
     local = ids + self._begin
     nobody = jnp.zeros((local.shape[0], 1), local.dtype)  # row 0, for slots without a field
     asking = jnp.concatenate([nobody, local], axis=1)[:, self._slots.reshape(-1) + 1]
@@ -78,6 +83,8 @@ class RowExchange:
       asked: from `fetch`.
     """
     workers, slots = self._slots.shape
+    chex.assert_shape(gradients, (asked.ids.shape[1], len(self._begin), None), exception_type=ValueError,
+                      custom_message='gradients are those of the rows that were fetched, [batch, fields, width]')
     batch, _, width = gradients.shape
     empty = axes.vary_as(jnp.zeros((batch, workers * slots, width), gradients.dtype), [gradients])
     spread = empty.at[:, self._place].set(gradients).reshape(batch, workers, slots, width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -66,6 +67,8 @@ def sum_duplicates(ids: jax.Array, gradients: jax.Array, rows: int) -> tuple[jax
   Returns:
     int32[n] and float32[n, width].
   """
+  chex.assert_shape(gradients, (ids.size, None), exception_type=ValueError,
+                    custom_message='every id has one gradient, of the width of a row')
   order = jnp.argsort(ids)
   ordered = ids[order]
   first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])

@@ -1,5 +1,6 @@
 """Losses of translations, against sums written out."""
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,15 +16,23 @@ def by_hand(logits, word, smoothing):
   return -np.sum(label * np.log(p))
 
 
-@pytest.mark.parametrize('smoothing', [0.0, 0.1, 0.7])
-def test_smoothed_labels(smoothing):
-  rng = np.random.default_rng(0)
-  logits = rng.standard_normal((3, 4, 7)).astype(np.float32) * 3
-  words = rng.integers(0, 7, (3, 4))
-  smooth, plain = translation_loss.word_losses(jnp.asarray(logits), jnp.asarray(words), smoothing)
-  each = lambda s: [[by_hand(logits[i, j], words[i, j], s) for j in range(4)] for i in range(3)]
-  np.testing.assert_allclose(smooth, each(smoothing), rtol=1e-5)
-  np.testing.assert_allclose(plain, each(0.0), rtol=1e-5)
+class SmoothedLabels(chex.TestCase):
+  @chex.all_variants
+  def test_are_those_by_hand(self):
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((3, 4, 7)).astype(np.float32) * 3
+    words = rng.integers(0, 7, (3, 4))
+    each = lambda s: [[by_hand(logits[i, j], words[i, j], s) for j in range(4)] for i in range(3)]
+    for smoothing in (0.0, 0.1, 0.7):
+      losses = self.variant(lambda x, y, s=smoothing: translation_loss.word_losses(x, y, s))
+      smooth, plain = losses(jnp.asarray(logits), jnp.asarray(words))
+      np.testing.assert_allclose(smooth, each(smoothing), rtol=1e-5)
+      np.testing.assert_allclose(plain, each(0.0), rtol=1e-5)
+
+
+def test_words_without_logits_are_refused():
+  with pytest.raises(ValueError, match='one word that comes next'):
+    translation_loss.word_losses(jnp.zeros((3, 4, 7)), jnp.zeros((3, 1), jnp.int32))
 
 
 def test_workers_means_are_the_mean_over_all_tokens():

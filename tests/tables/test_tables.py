@@ -1,5 +1,6 @@
 """Tables over workers, and optimizers of rows against plain loops."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,3 +140,32 @@ def test_nothing_as_large_as_a_table_is_made():
 def test_an_unknown_optimizer_is_refused():
   with pytest.raises(ValueError, match='row_adagrad'):
     embeddings.make_optimizer('adam', 0.1)
+
+
+@pytest.mark.parametrize('shape, dtype, message', [
+    ((2, 1), np.int32, 'one column for each table'), ((2,), np.int32, 'one column for each table'),
+    ((2, len(VOCABULARIES)), np.float32, 'whole numbers')])
+def test_ids_of_another_form_are_refused(shape, dtype, message):
+  """A single column would broadcast over all tables, without an error."""
+  layout = embeddings.deal(VOCABULARIES)
+  tables = embeddings.init_tables(jax.random.PRNGKey(0), layout, 4)
+  with pytest.raises(ValueError, match=message):
+    RowExchange(layout, None).fetch(tables, jnp.zeros(shape, dtype))
+
+
+def test_gradients_of_other_rows_are_refused():
+  layout = embeddings.deal(VOCABULARIES)
+  asked = embeddings.Asked(jnp.zeros((1, 2, len(VOCABULARIES)), jnp.int32))
+  with pytest.raises(ValueError, match='those of the rows that were fetched'):
+    RowExchange(layout, None).give_back(jnp.zeros((3, len(VOCABULARIES), 4)), asked)
+  with pytest.raises(ValueError, match='every id has one gradient'):
+    embeddings.sum_duplicates(jnp.zeros(3, jnp.int32), jnp.zeros((2, 4)), 5)
+
+
+class SumsOfDuplicates(chex.TestCase):
+  @chex.all_variants
+  def test_an_id_comes_once_with_its_sum(self):
+    summed = self.variant(lambda ids, x: embeddings.sum_duplicates(ids, x, 9))
+    ids, sums = summed(jnp.array([4, 1, 4, 7]), jnp.arange(8.0).reshape(4, 2))
+    np.testing.assert_array_equal(ids, [1, 4, 7, 9])
+    np.testing.assert_array_equal(sums, [[2, 3], [4, 6], [6, 7], [0, 0]])
