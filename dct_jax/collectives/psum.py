@@ -60,7 +60,7 @@ def psum(transport: Transport | None = None) -> Collective:
       raise ValueError('psum adds messages up on the way, which only linear compressors allow '
                        '(identity, random_k(shared=True)); use all_gather for this one')
 
-  return Collective(lambda size: (), room, reduce, check, prepare)
+  return Collective(lambda size: (), room, reduce, check, prepare=prepare)
 
 
 def _alone(layers, message, axis_name):

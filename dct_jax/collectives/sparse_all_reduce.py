@@ -138,7 +138,7 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
     merged = layout.merge(sums[:cut], sums[cut:])
     return Reduced(merged, info.nonfinite, info.corrupt, chosen == DENSE, receipt, new)
 
-  return Collective(init, room, reduce, _check_stream, start, wait)
+  return Collective(init, room, reduce, _check_stream, start=start, wait=wait)
 
 
 def _check_arguments(algorithm, bits, costs, transport):
