@@ -22,10 +22,11 @@ from dct_jax.data import clicks
 from dct_jax.train import experiment
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))
-import dlrm_criteo  # noqa: F401  (its flags)
+import dlrm_criteo
 
 from shared.dlrm.setup import WIDE_CUTS, make_setup
 
+flags.adopt_module_key_flags(dlrm_criteo)
 SUITE = flags.DEFINE_enum('suite', 'hybrid', ['hybrid', 'headline', 'wide', 'lifespan', 'sparsity'],
                           'Which configurations are compared.')
 CONTENDERS = flags.DEFINE_list('contenders', None,

@@ -24,10 +24,11 @@ from dct_jax import train
 from dct_jax.train import experiment
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))
-import resnet_cifar  # its flags, too
+import resnet_cifar
 
 from shared.resnet.designs import make_optimizer
 
+flags.adopt_module_key_flags(resnet_cifar)
 DESIGNS = flags.DEFINE_list('designs', [
     'float32', 'int8', 'ternary', 'one_bit', 'sparse', 'local2', '3lc', '3lc_150', '3lc_175', '3lc_190'],
     'Designs that are the rows of Table 1.')

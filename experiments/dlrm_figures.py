@@ -15,6 +15,7 @@ from absl import app, flags
 from dct_jax.train import experiment, report
 from shared.dlrm import thresholds
 
+flags.adopt_module_key_flags(dlrm_criteo)
 GRADIENTS = flags.DEFINE_list('gradients', ['0.75', '0.9', '0.95', '0.98', '0.995'],
                                'Sparsities of gradients in Figure 2; none leaves the figure out.')
 ACTIVATIONS = flags.DEFINE_list('activations', ['0.75', '0.9', '0.95'],

@@ -18,6 +18,7 @@ from dct_jax.data import clicks
 from dct_jax.train import experiment
 from shared.dlrm.setup import WIDE_CUTS
 
+flags.adopt_module_key_flags(dlrm_criteo)
 TABLES = flags.DEFINE_list('tables', ['1', '2', '3'], 'Tables to make: 1, 2 (also Figure 7d), 3 and 5; 7 is Figure 7b.')
 SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'],
                            'Seeds of parameters and of the order of the data; each is a run of its own.')

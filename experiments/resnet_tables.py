@@ -16,6 +16,7 @@ from absl import app, flags
 from dct_jax.train import experiment
 from shared.resnet.figures import draw_bits, draw_runtime, draw_times, figure
 
+flags.adopt_module_key_flags(resnet_cifar)
 DESIGNS = flags.DEFINE_list('designs', [
     'float32', 'int8', 'ternary', 'one_bit', 'sparse', 'local2', '3lc', '3lc_150', '3lc_175', '3lc_190'],
     'Variants of the configuration that are the rows of Table 1.')

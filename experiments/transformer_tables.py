@@ -16,6 +16,7 @@ from absl import app, flags
 
 from dct_jax.train import experiment
 
+flags.adopt_module_key_flags(transformer_iwslt)
 SPARSITIES = flags.DEFINE_list('sparsities', ['0.9', '0.95'],
                                 'Sparsities of hidden activations at the cuts; each is a row of the table.')
 WORKERS = flags.DEFINE_list('mp_workers', ['2', '3', '5'],

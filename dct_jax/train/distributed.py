@@ -12,6 +12,7 @@ from absl import flags, logging
 
 from dct_jax.train import memory
 
+flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
 PREFIX = 'DCT_JAX_'  # of the environment variables that `launch` sets
 
 

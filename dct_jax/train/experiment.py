@@ -17,6 +17,7 @@ from absl import app, flags, logging
 from dct_jax.train import checkpoint, distributed, launch, report
 from dct_jax.train.metrics import read_metrics
 
+flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
 FLAGS = flags.FLAGS
 KINDS: dict[type, Callable] = {
     int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string, bool: flags.DEFINE_bool}

@@ -34,6 +34,12 @@ def test_compares_and_resumes(tmp_path):
   assert "'sparsity' was 0.99, got 0.9" in other.stderr
 
 
+def test_help_lists_settings_and_where_to_run():
+  done = run('--help', name='dlrm_tables')  # its own flags, and those of the experiment that it is made of
+  for flag in ('--seeds', '--mp_sparsity', '--workers', '--workdir', '--coordinator'):
+    assert f'\n  {flag}: ' in done.stdout
+
+
 @pytest.mark.parametrize(('flag', 'message'), [
     ('--resume', 'needs the --workdir'), ('--method=magic', "variant='magic'"),
     ('--num_processes=0', 'num_processes'), ('more', 'there are only flags')])
