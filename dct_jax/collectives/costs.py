@@ -9,8 +9,10 @@ measured for each algorithm on the mesh at hand (`netlab/calibrate.py`).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +20,7 @@ from dct_jax.collectives.algorithms import ALGORITHMS
 from dct_jax.wire.exchanges import DELTA
 
 VALUE_BYTES = 4
+Numbers = float | np.ndarray | jax.Array  # functions here take NumPy (xp=np) or traced numbers (xp=jnp)
 
 
 class Costs(NamedTuple):
@@ -45,18 +48,18 @@ class Instance(NamedTuple):
   delta: float = DELTA  # share of the coordinates beyond which a sum is dense, by the counts of its parts
 
 
-def random_union(size, density, workers):
+def random_union(size: Numbers, density: Numbers, workers: int) -> Any:
   """Coordinates that some worker has, when each has random ones."""
   return size * (1 - (1 - density) ** workers)
 
 
-def index_bytes(count, size, xp=np):
+def index_bytes(count: Numbers, size: Numbers, xp: ModuleType = np) -> Any:
   """Bytes of `count` sorted indices below `size`: Rice codes, or a bitmap when that is shorter."""
   gap = xp.log2(xp.maximum(size / xp.maximum(count, 1.0), 1.0))
   return xp.minimum(count * (gap + 1.6) / 8, size / 8)
 
 
-def features(instance: Instance, xp=np):
+def features(instance: Instance, xp: ModuleType = np) -> Any:
   """Rounds, bytes, entries and coordinates of every algorithm, [algorithms, 4]."""
   p, n, bits = instance.workers, float(instance.size), instance.bits
   k, union = xp.maximum(instance.entries, 1.0), xp.maximum(instance.union, 1.0)
@@ -87,11 +90,11 @@ def features(instance: Instance, xp=np):
   return xp.stack([xp.stack([xp.asarray(x + zero, dtype=xp.float32) for x in row]) for row in rows])
 
 
-def predict(costs: Costs, instance: Instance, xp=np):
+def predict(costs: Costs, instance: Instance, xp: ModuleType = np) -> Any:
   """Seconds of every algorithm, in the order of `ALGORITHMS`."""
   return xp.sum(features(instance, xp) * xp.asarray(costs.table, dtype=xp.float32), axis=1)
 
 
-def cheapest(costs: Costs, instance: Instance):
+def cheapest(costs: Costs, instance: Instance) -> jax.Array:
   """The number of the algorithm that should be fastest; works on traced numbers."""
   return jnp.argmin(predict(costs, instance, jnp)).astype(jnp.uint32)

@@ -106,7 +106,7 @@ def _check(stream, op, bits):
     raise ValueError(f'bits are for float32, got {bits=} and {stream.values.dtype=}')
 
 
-def neutral(op: str, dtype):
+def neutral(op: str, dtype: Any) -> np.ndarray:
   """What an absent coordinate counts as."""
   low, high = (-np.inf, np.inf) if jnp.issubdtype(dtype, jnp.floating) else (0, 2**32 - 1)
   return np.asarray({'max': low, 'min': high, 'product': 1}.get(op, 0), dtype)
