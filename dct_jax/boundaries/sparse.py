@@ -22,7 +22,9 @@ def sparse_boundary(x: jax.Array, sparsity: float, *, value_codec: str = 'float3
   """Keeps the largest entries of each row (the last axis); their gradients alone come back.
 
   With tau the entry at floor(d * sparsity) of a row's sorted magnitudes, entries of at least tau pass. Zeros
-  are no payload, even where tau is 0, as it often is after a ReLU.
+  are no payload, even where tau is 0, as it often is after a ReLU. NaN and infinity always pass, and count among
+  the largest entries of their row, so that a model that diverges is seen to do so on the other side. They arrive
+  as what they are, but for int8, where all of a row that has a NaN arrives as NaN.
 
   Args:
     x: float32[..., d].
@@ -62,18 +64,22 @@ def check(sparsity: float, value_codec: str, masks: str) -> None:
 
 
 def row_threshold(x: jax.Array, sparsity: float) -> jax.Array:
-  """tau of each row, float32[...]: the entry at floor(d * sparsity) of its sorted magnitudes, from 1."""
+  """tau of each row, float32[...]: the entry at floor(d * sparsity) of its sorted magnitudes, from 1.
+
+  NaN is as large as infinity.
+  """
   width = x.shape[-1]
   rows = x.size // width
   rank = max(fraction.floor_once(width, sparsity), 1)
   ranks = jnp.full(rows, rank, jnp.uint32)
-  tau, _ = kernels.threshold((jax.lax.stop_gradient(x).reshape(-1),), None, ranks, segment=width)
+  ordered = jnp.where(jnp.isnan(x), jnp.inf, jax.lax.stop_gradient(x)).reshape(-1)
+  tau, _ = kernels.threshold((ordered,), None, ranks, segment=width)
   return tau.reshape(x.shape[:-1])
 
 
 def row_mask(x: jax.Array, tau: jax.Array) -> jax.Array:
-  """Which entries cross, for a threshold of each row."""
-  return (jnp.abs(x) >= tau[..., None]) & (x != 0)
+  """Which entries cross, for a threshold of each row; NaN, which is not below it, does."""
+  return ~(jnp.abs(x) < tau[..., None]) & (x != 0)
 
 
 def crossing_bytes(mask: jax.Array, value_codec: str = 'float32') -> tuple[jax.Array, jax.Array]:
@@ -110,7 +116,9 @@ _boundary.defvjp(_forward, _backward)
 
 def narrow_activation(x: jax.Array, value_codec: str) -> tuple[jax.Array, jax.Array | None]:
   """What crosses of an activation: values in their codec's type, and what to multiply them with."""
-  return values.int8_rows(x) if value_codec == 'int8' else (values.narrow(x, value_codec), None)
+  if value_codec == 'int8':
+    return values.int8_rows(x)
+  return values.narrow(x, value_codec, keep_infinity=True), None
 
 
 def narrow_gradient(x: jax.Array, value_codec: str) -> tuple[jax.Array, jax.Array | None]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 BITS = {'float32': 32, 'float16': 16, 'bfloat16': 16}
+INFINITE = 2.0**125  # 127 of it are infinity, and its inverse is no denormal: some divide by multiplying with that
 
 
 def num_words(count: int, codec: str) -> int:
@@ -14,12 +15,16 @@ def num_words(count: int, codec: str) -> int:
   return count if codec == 'float32' else (count + 1) // 2
 
 
-def narrow(x: jax.Array, codec: str) -> jax.Array:
-  """Rounds float32 values to the codec's type; what is too large becomes its largest number."""
+def narrow(x: jax.Array, codec: str, *, keep_infinity: bool = False) -> jax.Array:
+  """Rounds float32 values to the codec's type; what is too large becomes its largest number.
+
+  Infinity does so as well, unless it is to be kept; NaN stays NaN.
+  """
   if codec == 'float32':
     return x
   limit = float(jnp.finfo(codec).max)
-  return jnp.clip(x, -limit, limit).astype(codec)
+  clipped = jnp.clip(x, -limit, limit)
+  return (jnp.where(jnp.isinf(x), x, clipped) if keep_infinity else clipped).astype(codec)
 
 
 def round_trip(x: jax.Array, codec: str) -> jax.Array:
@@ -28,16 +33,25 @@ def round_trip(x: jax.Array, codec: str) -> jax.Array:
 
 
 def int8_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """int8 numbers and a scale for each row (the last axis), float32[..., 1]; their product is near `x`."""
-  scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
-  return jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8), scale
+  """int8 numbers and a scale for each row (the last axis), float32[..., 1]; their product is near `x`.
+
+  A row with an infinity has a scale of which 127 are infinite; the rest of it rounds to multiples of that, which
+  is to say, to zero. A row with a NaN has NaN as its scale, so that all of it is NaN on the other side.
+  """
+  largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+  scale = jnp.where(jnp.isinf(largest), INFINITE, largest / 127)
+  return jnp.clip(jnp.round(x / jnp.where(scale > 0, scale, 1)), -127, 127).astype(jnp.int8), scale
 
 
 def scaled(x: jax.Array, codec: str) -> tuple[jax.Array, jax.Array]:
-  """Values in the codec's type and one scale, a power of two: small numbers keep their bits."""
-  bits = lax.bitcast_convert_type(jnp.max(jnp.abs(x)), jnp.uint32) & jnp.uint32(0x7F800000)
+  """Values in the codec's type and one scale, a power of two: small numbers keep their bits.
+
+  NaN and infinity have no part in the scale and stay what they are.
+  """
+  largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0))
+  bits = lax.bitcast_convert_type(largest, jnp.uint32) & jnp.uint32(0x7F800000)
   scale = lax.bitcast_convert_type(jnp.where(bits > 0, bits, jnp.uint32(0x3F800000)), jnp.float32)
-  return narrow(x / scale, codec), scale.reshape((1,) * x.ndim)
+  return narrow(x / scale, codec, keep_infinity=True), scale.reshape((1,) * x.ndim)
 
 
 def to_words(x: jax.Array, codec: str) -> jax.Array:
