@@ -70,7 +70,8 @@ def sum_messages(words, layers, dense):
     total = ends[-1] if n else u32(0)
     valid = inside & (length <= message.size) & (length == fixed + ceil_div(total, 4))
     valid &= (message[first:first + n] <= words_of(jnp.float32(MOST))).all()
-    body, parts = words_to_bytes(message[fixed:]), []
+    # The shortest rung ends here, and nothing can be taken from nothing.
+    body, parts = words_to_bytes(jnp.pad(message[fixed:], (0, max(0, fixed + 1 - message.size)))), []
     for i, x in enumerate(layers):
       size = three_lc_bytes(x.size)
       begin = (ends[i] - sizes[i]).astype(jnp.int32)

@@ -1,0 +1,211 @@
+"""The twins where they are the library: on the default ladder, in a mesh, and lowered for accelerators.
+
+Native kernels say what is right. Every compressor of the laws is here, a new one by itself. A selection takes ten
+seconds to compile on 16 rungs, so that most are slow tests; one of each kind of compressor is not.
+"""
+
+import collections
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import laws
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import dct_jax
+from dct_jax import kernels
+from dct_jax.collectives import ladder
+
+SHAPES = ((256, 64), (17, 13), (5,), ())
+PARAMS = tuple(jnp.zeros(s) for s in SHAPES)
+QUICK = {'xla_backend_optimization_level': 0}  # half of the time to compile
+COLLECTIVE = re.compile(r'stablehlo\.(all_gather|all_reduce|all_to_all|reduce_scatter|collective_\w+)\b')
+WORKERS = 3
+
+
+def compressors(quick):
+  """Their names, for a test that is slow but for some of them."""
+  return pytest.mark.parametrize('name', [
+      pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in laws.COMPRESSORS])
+
+
+def carried_by(name):
+  return laws.COMPRESSORS[name][1]
+
+
+def transform(name):
+  collective = None if carried_by(name) == 'all_gather' else laws.COLLECTIVES[carried_by(name)]()
+  return dct_jax.compressed_mean(laws.make(name), collective, 'data')
+
+
+@functools.cache
+def in_mesh(name, workers):
+  """Traced with the twins, where JAX tracks what varies; and the first state."""
+  tx, mesh = transform(name), dct_jax.make_mesh(workers)
+  _, state, specs = dct_jax.init(tx, PARAMS, mesh)
+  step = jax.jit(jax.shard_map(
+      lambda g, s: tx.update(tuple(x.reshape(x.shape[1:]) for x in g), s), mesh=mesh,
+      in_specs=(P('data'), specs), out_specs=(P(), specs)))
+  with kernels.use_native(False):
+    return step.trace(gradients(workers)[0], state), state
+
+
+def simulated(name, workers, native):
+  update, state = dct_jax.simulate(transform(name), PARAMS, workers)
+  with kernels.use_native(native):
+    compiled = update.lower(gradients(workers)[0], state, None).compile(compiler_options=QUICK)
+  return lambda g, s: compiled(g, s, None), state
+
+
+def gradients(workers):
+  return laws.gradients(workers, 5, shapes=SHAPES)
+
+
+def rungs(name, workers):
+  """Of the default ladder; below the dense exchange."""
+  return ladder.rungs(laws.make(name).size(PARAMS), workers, 16, True)
+
+
+def run(step, state, workers):
+  """Updates and states of some steps: on the usual rung, the shortest, the longest, in the dense exchange, and
+  where the ladder itself goes from there."""
+  out = []
+  for grads, wanted in zip(gradients(workers), (None, 0, None, 10**6, None), strict=True):
+    if wanted is not None and hasattr(state.collective, 'wanted'):
+      like = state.collective.wanted
+      state = state._replace(collective=state.collective._replace(
+          wanted=jax.device_put(jnp.uint32(wanted), like.sharding)))
+    updates, state = jax.block_until_ready(step(grads, state))
+    out.append((updates, state))
+  return out
+
+
+@functools.cache
+def truth(name, workers):
+  """By the native kernels."""
+  return run(*simulated(name, workers, True), workers)
+
+
+def assert_same(got, want, exact):
+  for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    x, y = np.asarray(x), np.asarray(y)
+    x = x.reshape(y.shape)  # a mesh has the workers' axis inside of the first one
+    np.testing.assert_allclose(x, y, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-5)
+
+
+def assert_conserved(steps, workers):
+  """All updates plus what is left are all gradients."""
+  _, state = steps[-1]
+  for i, shape in enumerate(SHAPES):
+    given = sum(np.asarray(g[i], np.float64).mean(0) for g in gradients(workers))
+    told = sum(np.asarray(updates[i], np.float64) for updates, _ in steps)
+    left = np.asarray(state.residual[i], np.float64).reshape(workers, *shape).mean(0)
+    np.testing.assert_allclose(told + left, given, rtol=1e-5, atol=1e-4)
+
+
+@compressors(laws.CORE - {'dct'})
+def test_simulated_workers_are_those_of_native_kernels(name):
+  steps = run(*simulated(name, WORKERS, False), WORKERS)
+  assert_same(steps, truth(name, WORKERS), exact=True)
+  assert_conserved(steps, WORKERS)
+  moved = {int(state.stats.receipt.moved_bytes) for _, state in steps}
+  if carried_by(name) == 'all_gather' and len(rungs(name, WORKERS)) > 1:
+    assert len(moved) >= 3, 'the rung has not changed'
+
+
+@pytest.mark.parametrize('workers', [pytest.param(2, marks=pytest.mark.slow), 3])
+@compressors(laws.CORE)
+def test_a_mesh_is_equal_to_native_kernels(name, workers):
+  """Bit for bit, but for the dense exchange, which may add in another order."""
+  traced, state = in_mesh(name, workers)
+  steps = run(traced.lower().compile(compiler_options=QUICK), state, workers)
+  for i, (got, want) in enumerate(zip(steps, truth(name, workers), strict=True)):
+    assert_same(got, want, exact=carried_by(name) == 'all_gather' and i != 3)
+  assert_conserved(steps, workers)
+  for updates, _ in steps:
+    for x in updates:
+      for replica in x.addressable_shards:
+        np.testing.assert_array_equal(replica.data, x)
+
+
+@pytest.mark.parametrize('platform', ['tpu', 'cuda'])
+@compressors(laws.CORE | {name for name in laws.COMPRESSORS if laws.make(name).stream is None})
+def test_accelerators_get_one_collective_a_rung_and_no_callback(name, platform):
+  found = collectives_for(platform, in_mesh(name, WORKERS)[0])
+  if carried_by(name) == 'all_gather':  # the dense exchange is a sum beside headers
+    assert found == {'all_gather': len(rungs(name, WORKERS)) + 1, 'all_reduce': 1}
+  else:  # words that add as integers, and words that add as numbers
+    assert set(found) == {'all_reduce'} and found['all_reduce'] <= 2
+
+
+def collectives_for(platform, traced):
+  """How often a program has each of them, if it is all of it for a platform."""
+  text = traced.lower(lowering_platforms=(platform,)).as_text()
+  assert 'callback' not in text and 'dct_jax_' not in text
+  return collections.Counter(COLLECTIVE.findall(text))
+
+
+@pytest.mark.parametrize('rungs', [3, pytest.param(12, marks=pytest.mark.slow)])
+def test_push_and_pull(rungs):
+  """A parameter server of twins is that of native kernels, simulated and in a mesh; and lowers as well."""
+  compressor = laws.make('three_lc')
+  make = lambda: dct_jax.push_pull(compressor, compressor, optax.sgd(0.5), 'data', workers=WORKERS, rungs=rungs)
+  grads, results = gradients(WORKERS)[:3], []
+  for native in (True, False):
+    update, state = dct_jax.simulate(make(), PARAMS, WORKERS)
+    with kernels.use_native(native):
+      results.append(run_server(update.lower(grads[0], state, PARAMS), state, grads))
+  tx, mesh = make(), dct_jax.make_mesh(WORKERS)
+  params, state, specs = dct_jax.init(tx, PARAMS, mesh)
+  step = jax.jit(jax.shard_map(
+      lambda g, s, p: tx.update(tuple(x.reshape(x.shape[1:]) for x in g), s, p), mesh=mesh,
+      in_specs=(P('data'), specs, P()), out_specs=(P(), specs)))
+  with kernels.use_native(False):
+    traced = step.trace(grads[0], state, params)
+  results.append(run_server(traced.lower(), state, grads))
+  for other in results[1:]:
+    assert_same(other, results[0], exact=True)
+  for platform in ('tpu', 'cuda'):
+    found = collectives_for(platform, traced)
+    assert found['all_to_all'] == found['all_gather'] == found.total() / 2 <= rungs
+
+
+def run_server(lowered, state, grads):
+  """Updates and states; on the usual rungs, the shortest, and those that follow."""
+  step, out = lowered.compile(compiler_options=QUICK), []
+  for i, g in enumerate(grads):
+    if i == 1:
+      short = jax.tree.map(lambda x: jax.device_put(jnp.uint32(0), x.sharding), state.owners)
+      state = state._replace(owners=short)
+    updates, state = jax.block_until_ready(step(g, state, PARAMS))
+    out.append((updates, state))
+  return out
+
+
+@pytest.mark.parametrize('stop_nonfinite', [False, True])
+def test_only_who_asks_for_it_gets_a_callback_on_an_accelerator(stop_nonfinite, monkeypatch):
+  """The jaxpr is looked at, because JAX lowers no callback for a platform that is not here."""
+  trace = lambda: str(jax.make_jaxpr(lambda a, b: kernels.stop_if(a, b, stop_nonfinite))(count, count))
+  count = jnp.uint32(0)
+  with kernels.use_native(False):
+    assert 'callback' in trace()
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+    assert ('callback' in trace()) == stop_nonfinite
+
+
+def test_an_accelerator_calls_a_step_off_for_a_corrupt_message_and_counts_it(monkeypatch):
+  """What a CPU stops for: the message stays in the residual, and nothing of the step is applied."""
+  damaged = lambda compressor, words, *args: compressor.decompress(words.at[1, -1].add(1), *args)
+  tx = dct_jax.compressed_mean(laws.make('qsgd'), dct_jax.collectives.all_gather(1, False, decode=damaged), 'data')
+  update, state = dct_jax.simulate(tx, PARAMS, 2)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  grads = gradients(2)[0]
+  updates, state = update(grads, state, None)
+  assert int(state.stats.corrupt) == 1
+  assert not any(np.asarray(u).any() for u in updates)
+  for e, g in zip(state.residual, grads, strict=True):
+    np.testing.assert_allclose(e.reshape(g.shape), g, rtol=1e-5, atol=1e-5)
