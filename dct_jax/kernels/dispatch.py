@@ -82,6 +82,9 @@ def stop_if(nonfinite: ArrayLike, corrupt: ArrayLike, stop_nonfinite: bool) -> j
   """`corrupt`, if the program may go on: it stops with an error if messages are corrupt, or (`stop_nonfinite`)
   gradients not finite. Use the result: what nobody uses does not run.
 
+  A program for an accelerator goes on after corrupt messages unless `stop_nonfinite` (kernels/stop_twin.py): look
+  at the count.
+
   Args:
     nonfinite: uint32, workers whose gradient is not finite.
     corrupt: uint32, messages that failed their checks.

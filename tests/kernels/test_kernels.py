@@ -158,6 +158,18 @@ def test_kernels_under_vmap(native):
     np.testing.assert_array_equal(got.residual[0][i], alone.residual[0])
 
 
+@pytest.mark.parametrize('capacity', [8, 9])
+def test_3lc_without_room_for_a_byte(native, capacity):
+  """The shortest rung has a header, a scale and a length; all of the layer stays behind."""
+  layers = layers_of([300])
+  words, left = kernels.three_lc_encode(
+      layers, (jnp.zeros(300),), jnp.zeros(0, jnp.uint32), budget=8, capacity=capacity, multiplier=1.0)
+  intact, sums = kernels.three_lc_sum(words[None], layers, ())
+  assert intact[0] == 1 and words[1] == 8
+  assert not sums[0].any()
+  np.testing.assert_allclose(left[0], layers[0], rtol=0, atol=1e-6)
+
+
 def test_pack_in_place_when_donated():
   """The residual's buffer is reused: compiled memory shows one copy, not two."""
   if not kernels.native_in_use():

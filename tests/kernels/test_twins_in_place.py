@@ -17,8 +17,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import dct_jax
-from dct_jax import kernels
+from dct_jax import contract, kernels
 from dct_jax.collectives import ladder
+from dct_jax.collectives.parts import merged
 
 SHAPES = ((256, 64), (17, 13), (5,), ())
 PARAMS = tuple(jnp.zeros(s) for s in SHAPES)
@@ -33,13 +34,9 @@ def compressors(quick):
       pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in laws.COMPRESSORS])
 
 
-def carried_by(name):
-  return laws.COMPRESSORS[name][1]
-
-
 def transform(name):
-  collective = None if carried_by(name) == 'all_gather' else laws.COLLECTIVES[carried_by(name)]()
-  return dct_jax.compressed_mean(laws.make(name), collective, 'data')
+  compressor = laws.make(name)
+  return dct_jax.compressed_mean(compressor, dct_jax.psum() if compressor.summed else None, 'data')
 
 
 @functools.cache
@@ -91,14 +88,17 @@ def truth(name, workers):
 
 
 def assert_same(got, want, exact):
+  """Bit for bit, or to what rounding makes of five steps."""
   for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
     x, y = np.asarray(x), np.asarray(y)
     x = x.reshape(y.shape)  # a mesh has the workers' axis inside of the first one
-    np.testing.assert_allclose(x, y, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-5)
+    np.testing.assert_allclose(x, y, rtol=0, atol=0 if exact else 1e-4)
 
 
-def assert_conserved(steps, workers):
+def assert_conserved(name, steps, workers):
   """All updates plus what is left are all gradients."""
+  if laws.make(name).conserves == contract.NOTHING:
+    return
   _, state = steps[-1]
   for i, shape in enumerate(SHAPES):
     given = sum(np.asarray(g[i], np.float64).mean(0) for g in gradients(workers))
@@ -110,10 +110,10 @@ def assert_conserved(steps, workers):
 @compressors(laws.CORE - {'dct'})
 def test_simulated_workers_are_those_of_native_kernels(name):
   steps = run(*simulated(name, WORKERS, False), WORKERS)
-  assert_same(steps, truth(name, WORKERS), exact=True)
-  assert_conserved(steps, WORKERS)
+  assert_same(steps, truth(name, WORKERS), exact=laws.make(name).conserves != contract.TOGETHER)
+  assert_conserved(name, steps, WORKERS)
   moved = {int(state.stats.receipt.moved_bytes) for _, state in steps}
-  if carried_by(name) == 'all_gather' and len(rungs(name, WORKERS)) > 1:
+  if not laws.make(name).summed and len(rungs(name, WORKERS)) > 1:
     assert len(moved) >= 3, 'the rung has not changed'
 
 
@@ -124,8 +124,8 @@ def test_a_mesh_is_equal_to_native_kernels(name, workers):
   traced, state = in_mesh(name, workers)
   steps = run(traced.lower().compile(compiler_options=QUICK), state, workers)
   for i, (got, want) in enumerate(zip(steps, truth(name, workers), strict=True)):
-    assert_same(got, want, exact=carried_by(name) == 'all_gather' and i != 3)
-  assert_conserved(steps, workers)
+    assert_same(got, want, exact=i != 3 and not laws.make(name).summed)
+  assert_conserved(name, steps, workers)
   for updates, _ in steps:
     for x in updates:
       for replica in x.addressable_shards:
@@ -136,10 +136,12 @@ def test_a_mesh_is_equal_to_native_kernels(name, workers):
 @compressors(laws.CORE | {name for name in laws.COMPRESSORS if laws.make(name).stream is None})
 def test_accelerators_get_one_collective_a_rung_and_no_callback(name, platform):
   found = collectives_for(platform, in_mesh(name, WORKERS)[0])
-  if carried_by(name) == 'all_gather':  # the dense exchange is a sum beside headers
+  compressor = laws.make(name)
+  if compressor.summed:  # words that add as integers are one part of a message, words that add as numbers another
+    rounds = [r.parts for r in compressor.rounds.each] if compressor.rounds else [compressor.linear]
+    assert found.total() == sum(len(merged(parts(PARAMS, WORKERS))) for parts in rounds)
+  else:  # the dense exchange is a sum beside headers
     assert found == {'all_gather': len(rungs(name, WORKERS)) + 1, 'all_reduce': 1}
-  else:  # words that add as integers, and words that add as numbers
-    assert set(found) == {'all_reduce'} and found['all_reduce'] <= 2
 
 
 def collectives_for(platform, traced):
@@ -149,24 +151,24 @@ def collectives_for(platform, traced):
   return collections.Counter(COLLECTIVE.findall(text))
 
 
-@pytest.mark.parametrize('rungs', [3, pytest.param(12, marks=pytest.mark.slow)])
-def test_push_and_pull(rungs):
-  """A parameter server of twins is that of native kernels, simulated and in a mesh; and lowers as well."""
+@pytest.mark.parametrize(('rungs', 'simulated'), [(3, [True]), pytest.param(12, [True, False], marks=pytest.mark.slow)])
+def test_push_and_pull(rungs, simulated):
+  """A parameter server of twins, in a mesh or simulated, is that of native kernels; and lowers as well."""
   compressor = laws.make('three_lc')
   make = lambda: dct_jax.push_pull(compressor, compressor, optax.sgd(0.5), 'data', workers=WORKERS, rungs=rungs)
-  grads, results = gradients(WORKERS)[:3], []
-  for native in (True, False):
-    update, state = dct_jax.simulate(make(), PARAMS, WORKERS)
+  grads, params, results = [g[::2] for g in gradients(WORKERS)[:3]], PARAMS[::2], []
+  for native in simulated:
+    update, state = dct_jax.simulate(make(), params, WORKERS)
     with kernels.use_native(native):
-      results.append(run_server(update.lower(grads[0], state, PARAMS), state, grads))
+      results.append(run_server(update.lower(grads[0], state, params), state, grads, params))
   tx, mesh = make(), dct_jax.make_mesh(WORKERS)
-  params, state, specs = dct_jax.init(tx, PARAMS, mesh)
+  params, state, specs = dct_jax.init(tx, params, mesh)
   step = jax.jit(jax.shard_map(
       lambda g, s, p: tx.update(tuple(x.reshape(x.shape[1:]) for x in g), s, p), mesh=mesh,
       in_specs=(P('data'), specs, P()), out_specs=(P(), specs)))
   with kernels.use_native(False):
     traced = step.trace(grads[0], state, params)
-  results.append(run_server(traced.lower(), state, grads))
+  results.append(run_server(traced.lower(), state, grads, params))
   for other in results[1:]:
     assert_same(other, results[0], exact=True)
   for platform in ('tpu', 'cuda'):
@@ -174,14 +176,14 @@ def test_push_and_pull(rungs):
     assert found['all_to_all'] == found['all_gather'] == found.total() / 2 <= rungs
 
 
-def run_server(lowered, state, grads):
+def run_server(lowered, state, grads, params):
   """Updates and states; on the usual rungs, the shortest, and those that follow."""
   step, out = lowered.compile(compiler_options=QUICK), []
   for i, g in enumerate(grads):
     if i == 1:
       short = jax.tree.map(lambda x: jax.device_put(jnp.uint32(0), x.sharding), state.owners)
       state = state._replace(owners=short)
-    updates, state = jax.block_until_ready(step(g, state, PARAMS))
+    updates, state = jax.block_until_ready(step(g, state, params))
     out.append((updates, state))
   return out
 
@@ -200,10 +202,10 @@ def test_only_who_asks_for_it_gets_a_callback_on_an_accelerator(stop_nonfinite, 
 def test_an_accelerator_calls_a_step_off_for_a_corrupt_message_and_counts_it(monkeypatch):
   """What a CPU stops for: the message stays in the residual, and nothing of the step is applied."""
   damaged = lambda compressor, words, *args: compressor.decompress(words.at[1, -1].add(1), *args)
-  tx = dct_jax.compressed_mean(laws.make('qsgd'), dct_jax.collectives.all_gather(1, False, decode=damaged), 'data')
-  update, state = dct_jax.simulate(tx, PARAMS, 2)
+  tx = dct_jax.compressed_mean(laws.make('int8'), dct_jax.collectives.all_gather(1, False, decode=damaged), 'data')
+  update, state = dct_jax.simulate(tx, PARAMS[1:2], 2)
   monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
-  grads = gradients(2)[0]
+  grads = gradients(2)[0][1:2]
   updates, state = update(grads, state, None)
   assert int(state.stats.corrupt) == 1
   assert not any(np.asarray(u).any() for u in updates)

@@ -44,6 +44,13 @@ def test_the_bytes_by_hand():
   assert pack(Parcel(values, None, None)) == head + values.tobytes()
 
 
+def test_nan_and_infinity_are_numbers_like_others():
+  values = np.array([[np.nan, 0, np.inf], [-np.inf, 1, 0]], np.float16)
+  parcel = Parcel(values, np.array([[np.nan]], np.float32), values != 0)
+  found, _ = unpack(pack(parcel), 'float16', scales='one', masked=True)
+  assert all(a.tobytes() == b.tobytes() for a, b in zip(found, parcel, strict=True))
+
+
 def test_what_is_cut_off_or_of_another_shape_is_refused():
   parcel = make_parcel((3, 9), 'float32', 0.5, 0)
   data = pack(parcel)
