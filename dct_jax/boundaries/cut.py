@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dct_jax.boundaries import sparse
 from dct_jax.wire.activations import Parcel, unpack
@@ -49,7 +50,7 @@ class Cut(NamedTuple):
     """float32 of what has crossed, zeros elsewhere."""
     return sparse.widen(parcel.values, parcel.scale)
 
-  def read(self, data: bytes, mask=None) -> tuple[Parcel, int]:
+  def read(self, data: bytes, mask: np.ndarray | None = None) -> tuple[Parcel, int]:
     """The parcel at the beginning of some bytes, and its length; of a gradient if there is a mask."""
     if not self.sparsity:
       return unpack(data, 'float32')

@@ -151,7 +151,7 @@ class SparseBoundary(nn.Module):
   watch: float = 0.0
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     dense = jnp.float32(4 * x.size)
     report = {'forward_bytes': dense, 'backward_bytes': dense, 'dense_bytes': dense}
     out = x
