@@ -1,7 +1,10 @@
-"""Eight host devices for every test, and compilations kept between runs."""
+"""What every test has: eight host devices, compilations that are kept, Ctrl-C, and a process that stays small."""
 
+import ctypes
+import gc
 import os
 import pathlib
+import signal
 import sys
 
 import jax
@@ -11,9 +14,83 @@ TESTS = pathlib.Path(__file__).parent
 sys.path.insert(0, str(TESTS))  # `from reference import wire` in any test
 
 jax.config.update('jax_num_cpu_devices', 8)
-jax.config.update('jax_compilation_cache_dir', str(TESTS.parent / '.jax_cache'))
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.3)
-os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(TESTS.parent / '.jax_cache'))
+# Compilations are kept between runs, and programs that tests start inherit that.
+KEEP = {'jax_compilation_cache_dir': str(TESTS.parent / '.jax_cache'),
+        'jax_persistent_cache_min_compile_time_secs': 0.3}
+for name, value in KEEP.items():
+  jax.config.update(name, value)
+  os.environ.setdefault(name.upper(), str(value))
+
+LARGE = 1.2e9  # bytes of a process; a test adds less than 0.3e9
+PAGE = os.sysconf('SC_PAGE_SIZE')
+
+
+def resident():
+  """Bytes of memory that this process has, or 0 where the system does not say."""
+  try:
+    return int(pathlib.Path('/proc/self/statm').read_text().split()[1]) * PAGE
+  except OSError:
+    return 0
+
+
+@pytest.fixture(autouse=True)
+def _small_process():
+  """Forgets compiled programs when there are too many: JAX keeps them all, 1.5 MB and more each."""
+  yield
+  if resident() > LARGE:
+    jax.clear_caches()
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):  # what is free goes back to the system
+      trim(0)
+
+
+@pytest.fixture(autouse=True, scope='session')
+def _ctrl_c():
+  """Ctrl-C works in tests, and in what they start, also if it is ignored: by nohup, or in the background."""
+  before = signal.getsignal(signal.SIGINT)
+  if before == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope='module')
+def _plain_code():
+  """Programs compile a third faster, to slower code with other rounding: not where bits are compared with an oracle's.
+
+  Whole files ask for it, as programs of before and after would not mix well.
+  """
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
+
+
+def place(nodeid):
+  """Tests with the same place run in one process, one after the other: a file's, and a case's of the laws.
+
+  Then they share what is compiled, and no two processes compile the same.
+  """
+  path, case = nodeid.partition('::')[0], nodeid.partition('[')[2]
+  return path + case if path.endswith('test_laws.py') else path
+
+
+def pytest_collection_modifyitems(items):
+  """The laws come last: their places are many and small, so that all processes end at the same time."""
+  items.sort(key=lambda item: item.path.name == 'test_laws.py')
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config, log):
+  from xdist.scheduler import LoadScopeScheduling
+
+  class Places(LoadScopeScheduling):
+    def _split_scope(self, nodeid):
+      return place(nodeid)
+
+  if config.getvalue('dist') != 'load':  # somebody asks for something else
+    return None
+  config.option.loadscopereorder = False
+  return Places(config, log)
 
 
 @pytest.fixture(params=[True, False], ids=['native', 'twin'])

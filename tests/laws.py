@@ -92,9 +92,8 @@ PARAMS = tuple(jnp.zeros(s) for s in SHAPES)
 
 
 def one_place(name, collective, workers, marks=()):
-  """A case of a test; cases of the same pair run in one process, which then compiles them once."""
-  group = pytest.mark.xdist_group(f'{name}-{collective}-{workers}')
-  return pytest.param(name, collective, workers, marks=[group, *marks], id=f'{name}-{collective}-{workers}')
+  """A case of a test; those with the same id run in one process (conftest.py), which then compiles them once."""
+  return pytest.param(name, collective, workers, marks=marks, id=f'{name}-{collective}-{workers}')
 
 
 def cases(*counts):
@@ -105,13 +104,13 @@ def cases(*counts):
       one_place(*pair, max(counts), marks=[pytest.mark.slow]) for pair in others]
 
 
-@functools.lru_cache(maxsize=8)
+@functools.cache
 def simulated(name, collective, workers):
   """(step, first state) on simulated workers, compiled once for all laws."""
   return vmap_runner(transform(name, collective), PARAMS, workers)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.cache
 def on_devices(name, collective, workers):
   """The same on real devices."""
   tx, mesh = transform(name, collective), dct_jax.make_mesh(workers)
