@@ -33,15 +33,20 @@ def resident():
     return 0
 
 
+def forget():
+  """Forgets all compiled programs."""
+  jax.clear_caches()
+  gc.collect()
+  if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):  # what is free goes back to the system
+    trim(0)
+
+
 @pytest.fixture(autouse=True)
 def _small_process():
-  """Forgets compiled programs when there are too many: JAX keeps them all, 1.5 MB and more each."""
+  """JAX keeps every program that it compiled, 1.5 MB and more each: a process that has many forgets them."""
   yield
   if resident() > LARGE:
-    jax.clear_caches()
-    gc.collect()
-    if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):  # what is free goes back to the system
-      trim(0)
+    forget()
 
 
 @pytest.fixture(autouse=True, scope='session')
@@ -55,14 +60,15 @@ def _ctrl_c():
 
 
 @pytest.fixture(scope='module')
-def _plain_code():
-  """Programs compile a third faster, to slower code with other rounding: not where bits are compared with an oracle's.
+def plain_code():
+  """Programs compile a third faster, to slower code that rounds otherwise.
 
-  Whole files ask for it, as programs of before and after would not mix well.
+  Files ask for it whose tests have a tolerance. Where bits are compared, tests see what users run.
   """
   jax.config.update('jax_disable_most_optimizations', True)
   yield
   jax.config.update('jax_disable_most_optimizations', False)
+  forget()  # no other file shall have this code
 
 
 def place(nodeid):

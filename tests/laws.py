@@ -96,12 +96,15 @@ def one_place(name, collective, workers, marks=()):
   return pytest.param(name, collective, workers, marks=marks, id=f'{name}-{collective}-{workers}')
 
 
+QUICK = (2, 3, 8)  # workers: the fewest, an odd number, as many as there are devices
+
+
 def cases(*counts):
-  """Pairs with numbers of workers: those made of parts of others have 3, and the most in a slow test."""
-  core = [one_place(*pair, n) for pair in PAIRS if pair[0] in CORE for n in counts]
-  others = [pair for pair in PAIRS if pair[0] not in CORE]
-  return core + [one_place(*pair, 3) for pair in others] + [
-      one_place(*pair, max(counts), marks=[pytest.mark.slow]) for pair in others]
+  """Pairs with numbers of workers, the most of them slow: quick are CORE with QUICK workers, all others with 3."""
+  quick = lambda name, workers: workers in QUICK if name in CORE else workers == 3
+  wanted = lambda name, workers: name in CORE or workers in (3, max(counts))
+  return [one_place(*pair, n, marks=() if quick(pair[0], n) else [pytest.mark.slow])
+          for pair in PAIRS for n in counts if wanted(pair[0], n)]
 
 
 @functools.cache

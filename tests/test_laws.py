@@ -15,10 +15,17 @@ from dct_jax import contract, kernels
 from dct_jax.collectives import all_gather
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
-@pytest.mark.parametrize(('name', 'value_codec'), [
-    (name, codec) for name in laws.ALONE for codec in ('float32', 'float16', 'bfloat16')
-    if codec == 'float32' or name in laws.WITH_CODECS])
+def conservation_cases():
+  """All codecs of float32 layers, all dtypes without a codec; both together are quick for one of each kind."""
+  halves = ('float16', 'bfloat16')
+  for name in laws.ALONE:
+    for codec in ('float32', *halves) if name in laws.WITH_CODECS else ('float32',):
+      for dtype in ('float32', *halves):
+        both = codec in halves and dtype in halves and name not in laws.CORE
+        yield pytest.param(name, dtype, codec, marks=[pytest.mark.slow] if both else [])
+
+
+@pytest.mark.parametrize(('name', 'dtype', 'value_codec'), conservation_cases())
 def test_conservation(name, dtype, value_codec):
   """Law 1: decoded message + new residual = layers + old residual, in tight room too.
 
@@ -106,7 +113,8 @@ def test_pmap_equals_vmap(name, collective):
     np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(('name', 'collective'), laws.PAIRS)
+@pytest.mark.parametrize(('name', 'collective'), [
+    pytest.param(*pair, marks=[] if pair[0] in laws.CORE else [pytest.mark.slow]) for pair in laws.PAIRS])
 def test_jit_equals_eager(name, collective):
   tx = laws.transform(name, collective, axis_name=None)
   grads = tuple(x[0] for x in laws.gradients(1, 1)[0])

@@ -45,7 +45,7 @@ def greedy(model: Transformer, max_len: MaxLen, length_penalty: float = 1.0) -> 
     >>> import jax, jax.numpy as jnp
     >>> model = Transformer(9, 9, width=8, hidden=8, heads=2, layers=1)
     >>> source = jnp.array([[5, 6, EOS]])
-    >>> variables = model.init(jax.random.key(0), source, source)
+    >>> variables = jax.jit(model.init)(jax.random.key(0), source, source)
     >>> greedy(model, max_len=4)(variables, source).ids.shape                # 4 words and EOS
     (1, 5)
   """

@@ -53,15 +53,15 @@ class Transformer(nn.Module):
 
   Examples:
     >>> import jax, jax.numpy as jnp
-    >>> model = Transformer(20, 30, width=16, hidden=32, layers=2)
+    >>> model = Transformer(20, 30, width=16, hidden=32, layers=1)
     >>> source, target = jnp.array([[7, 8, 9, EOS]]), jnp.array([[BOS, 5, 6]])
-    >>> variables = model.init(jax.random.key(0), source, target)
-    >>> model.apply(variables, source, target).shape
+    >>> variables = jax.jit(model.init)(jax.random.key(0), source, target)
+    >>> jax.jit(model.apply)(variables, source, target).shape
     (1, 3, 30)
 
     In training, with a key for dropout, in two pieces:
 
-    >>> first, last = sections('dec1', layers=2)
+    >>> first, last = sections('dec1', layers=1)
     >>> more = {'train': True, 'rngs': {'dropout': jax.random.key(1)}}
     >>> crossing = model.apply(first.params(variables), source, target, section=first, **more)
     >>> logits = model.apply(last.params(variables), source, target, section=last, inputs=crossing, **more)

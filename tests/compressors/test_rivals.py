@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow
 from reference import rivals as oracle
 from reference import wire
 
@@ -15,6 +16,7 @@ QUANTIZERS = {'int8': dct_jax.int8, 'ternary': dct_jax.stochastic_ternary, 'one_
 DENSE = 2
 
 
+@functools.cache  # one compressor, so that tests share what is compiled for it
 def make(name, **kwargs):
   return QUANTIZERS[name](dense_below=0, **kwargs)
 
@@ -165,7 +167,7 @@ def test_broken_messages(name):
   assert 40 < accepted < 300
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('dtype', ['float32', *slow('bfloat16', 'float16')])
 @pytest.mark.parametrize('name', QUANTIZERS)
 def test_extreme_layers(name, dtype):
   """Zeros, layers too small to matter, denormals, one entry, the ends of the range: all finite."""
@@ -291,6 +293,12 @@ def test_one_bit_learns_with_error_feedback():
 # A threshold from a sample.
 
 
+@functools.cache
+def sampled(native, *args, **kwargs):
+  """One compressor for each kind of kernels, so that tests share what is compiled for it."""
+  return dct_jax.sampled_top_k(*args, **kwargs)
+
+
 def pick(x, tau):
   return np.flatnonzero((np.abs(x) >= tau) & (x != 0))
 
@@ -301,7 +309,7 @@ def test_sampled_messages_equal_the_oracle(native, index_codec, step, worker):
   sizes, keep, sample, least = (5001, 300, 7, 2048), 0.05, 0.1, 250
   layers, residual = draw(sizes), draw(sizes, 1)
   exact = [x + e for x, e in zip(layers, residual, strict=True)]
-  c = dct_jax.sampled_top_k(keep, sample, least=least, seed=9, dense_below=8, index_codec=index_codec)
+  c = sampled(native, keep, sample, least=least, seed=9, dense_below=8, index_codec=index_codec)
   packed = send(c, layers, residual, step, worker)
   seed, at, index = oracle.seed_of(9, step, worker), 0, []
   for x in (exact[0], exact[1], exact[3]):

@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow
 from reference import beam as oracle
 
 from dct_jax.boundaries.sparse import SparseBoundary
 from dct_jax.models.decoding import beam_search, greedy
 from dct_jax.models.transformer import BOS, EOS, PAD, Transformer
+
+pytestmark = pytest.mark.usefixtures('plain_code')
 
 SOURCE = jnp.array([[7, 8, 9, 4, EOS], [5, 6, EOS, PAD, PAD], [4, EOS, PAD, PAD, PAD]])
 WORDS = [3, 4, 5, 6]
@@ -25,6 +28,13 @@ def tiny(seed=0, spread=0.6, **changes):
   rng = np.random.default_rng(seed)
   draw = lambda x: jnp.asarray(rng.normal(0, spread, x.shape), jnp.float32)
   return model, {'params': jax.tree.map(draw, shapes)}
+
+
+@functools.cache
+def bounded():
+  """A model with boundaries, compiled once for all searches."""
+  model, _ = tiny(boundaries=BOUNDARIES)
+  return model, jax.jit(model.apply)
 
 
 def log_probs_of(apply, variables, source):
@@ -57,12 +67,13 @@ def agree(ours, theirs):
 
 @pytest.mark.parametrize('changes', [{}, {'norm': 'pre', 'layers': (1, 2)}, {'share_embeddings': False},
                                      {'boundaries': BOUNDARIES}], ids=str)
-@pytest.mark.parametrize('rows', [1, 3])
+@pytest.mark.parametrize('rows', [3, *slow(1)])
 def test_the_cache_changes_nothing(changes, rows):
   model, variables = tiny(**changes)
   target = jnp.asarray(np.random.default_rng(1).integers(3, 7, (rows * 3, 6)), jnp.int32).at[:, 0].set(BOS)
-  want = model.apply(variables, jnp.repeat(SOURCE, rows, 0), target)
-  cache = model.apply(variables, SOURCE, 8, rows, method='start')  # with room for more
+  want = jax.jit(model.apply)(variables, jnp.repeat(SOURCE, rows, 0), target)
+  start = jax.jit(lambda *args: model.apply(*args, 8, rows, method='start'))  # with room for more
+  cache = start(variables, SOURCE)
   advance = jax.jit(lambda *args: model.apply(variables, *args, method='advance'))
   for i in range(6):
     logits, cache = advance(cache, target[:, i])
@@ -70,11 +81,10 @@ def test_the_cache_changes_nothing(changes, rows):
   assert int(cache.step) == 6
 
 
-@pytest.mark.parametrize('beam', [2, 5])
-@pytest.mark.parametrize('penalty', [0.0, 1.0, 1.8])
+@pytest.mark.parametrize('beam, penalty', [(2, 1.8), (5, 1.0), *slow((2, 0.0), (2, 1.0), (5, 0.0), (5, 1.8))])
 def test_beam_search_against_the_oracle(beam, penalty):
-  model, _ = tiny(boundaries=BOUNDARIES)
-  search, apply = beam_search(model, lambda n: n + 2, beam, penalty), jax.jit(model.apply)
+  model, apply = bounded()
+  search = beam_search(model, lambda n: n + 2, beam, penalty)
   lengths = set()
   for seed in range(4):
     variables = tiny(seed)[1]

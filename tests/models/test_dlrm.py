@@ -19,6 +19,8 @@ from dct_jax.boundaries import SparseBoundary, sparse_boundary
 from dct_jax.models import dlrm
 from dct_jax.models.dlrm import Dlrm
 
+pytestmark = pytest.mark.usefixtures('plain_code')
+
 
 @pytest.fixture(scope='module')
 def public():

@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow
 
 from dct_jax.boundaries.sparse import SparseBoundary
 from dct_jax.models.dropout import Dropout
 from dct_jax.models.transformer import BOS, EOS, PAD, UNK, Transformer, sections, sinusoids, split_names
 from dct_jax.models.transformer_layer import Layer
+
+pytestmark = pytest.mark.usefixtures('plain_code')
 
 SOURCE = jnp.array([[7, 8, 9, 4, EOS], [5, 6, EOS, PAD, PAD]])
 TARGET = jnp.array([[BOS, 9, 5, 6], [BOS, 7, PAD, PAD]])
@@ -144,7 +147,7 @@ def test_initial_parameters():
 # What may not have an influence.
 
 
-@pytest.mark.parametrize('norm', ['post', 'pre'])
+@pytest.mark.parametrize('norm', ['post', *slow('pre')])
 def test_padding_and_companions_change_nothing(norm):
   model = small(norm=norm, boundaries=BOUNDARIES)
   variables = variables_of(model)
@@ -171,12 +174,12 @@ def test_the_row_of_padding_is_not_used_as_an_input():
 
 def test_later_words_change_nothing_before_them():
   model = small()
-  variables = variables_of(model)
-  before = model.apply(variables, SOURCE, TARGET)
-  after = model.apply(variables, SOURCE, TARGET.at[:, 2].set(11))
+  variables, apply = variables_of(model), jax.jit(model.apply)
+  before = apply(variables, SOURCE, TARGET)
+  after = apply(variables, SOURCE, TARGET.at[:, 2].set(11))
   np.testing.assert_array_equal(after[:, :2], before[:, :2])
   assert np.all(np.any(np.asarray(after[:1, 2:] != before[:1, 2:]), -1))
-  other = model.apply(variables, SOURCE.at[:, 1].set(11), TARGET)
+  other = apply(variables, SOURCE.at[:, 1].set(11), TARGET)
   assert np.all(np.any(np.asarray(other != before), -1))  # every word sees all of the source
 
 

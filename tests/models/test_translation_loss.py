@@ -7,6 +7,8 @@ import pytest
 
 from dct_jax.models import translation_loss
 
+pytestmark = pytest.mark.usefixtures('plain_code')
+
 
 def by_hand(logits, word, smoothing):
   p = np.exp(logits - logits.max())

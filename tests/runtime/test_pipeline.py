@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from marks import slow
 
 import dct_jax
 from dct_jax import runtime, train
@@ -14,6 +15,8 @@ from dct_jax import tables as embeddings
 from dct_jax.boundaries import Cut
 from dct_jax.models.dlrm import Dlrm, sections
 from dct_jax.runtime import Pipeline, Stage, Tables, chain
+
+pytestmark = pytest.mark.usefixtures('plain_code')
 
 BOTTOM, TOP, VOCABULARIES, FEATURES = (24, 12, 4), (20, 16, 1), (7, 5, 9), 6
 SPLITS = 'bottom2,top1'
@@ -86,8 +89,8 @@ def merged(params):
   return {'params': {k: jax.device_get(v) for part in params.values() for k, v in part['params'].items()}}
 
 
-CASES = [(2, 1, Cut(), 0.0), (2, 2, Cut(0.75), 0.0), (1, 4, Cut(0.5, 'float16'), 0.0),
-         (2, 1, Cut(0.75, 'int8'), 0.9)]
+CASES = [(2, 2, Cut(0.75), 0.0), (2, 1, Cut(0.75, 'int8'), 0.9),
+         *slow((2, 1, Cut(), 0.0), (1, 4, Cut(0.5, 'float16'), 0.0))]
 
 
 @pytest.mark.parametrize('workers, microbatches, cut, dp', CASES)

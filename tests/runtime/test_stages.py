@@ -1,11 +1,13 @@
 """Stages with a network between them compute what the same model computes on one device with the same masks."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow
 
 from dct_jax.boundaries import sparse_boundary
 from dct_jax.boundaries.cut import Cut
@@ -13,6 +15,8 @@ from dct_jax.runtime.schedule import BACKWARD, FORWARD, schedule
 from dct_jax.runtime.stages import Stage
 from dct_jax.runtime.worker import Programs, Worker, run
 from dct_jax.transport.links import local_links
+
+pytestmark = pytest.mark.usefixtures('plain_code')
 
 WIDTHS = (7, 33, 20, 16, 1)  # no two stages have parameters of the same shape
 
@@ -72,11 +76,17 @@ def make_batch(n=24, seed=0):
   return normal(n, WIDTHS[3]) / 3, {'x': normal(n, 7), 'y': normal(n)}
 
 
-@pytest.mark.parametrize('microbatches', [1, 2, 4])
+@functools.cache
+def gradient(cut):
+  """Compiled once for all numbers of microbatches."""
+  return jax.jit(jax.value_and_grad(functools.partial(whole_loss, cut=cut), argnums=(0, 1)))
+
+
+@pytest.mark.parametrize('microbatches', [1, 4, *slow(2)])
 @pytest.mark.parametrize('cut', [Cut(), Cut(0.75), Cut(0.9, 'float16'), Cut(0.5, 'int8')], ids=str)
 def test_gradients_are_those_of_one_device_with_the_same_masks(cut, microbatches):
   params, (rows, batch) = make_params(), make_batch()
-  expected, (grads, row_grads) = jax.value_and_grad(whole_loss, argnums=(0, 1))(params, rows, batch, cut)
+  expected, (grads, row_grads) = gradient(cut)(params, rows, batch)
   results, _ = in_stages(params, rows, batch, cut, microbatches)
   close = {'rtol': 2e-5, 'atol': 2e-7}
   np.testing.assert_allclose(results[2].scalars['loss'], expected, rtol=1e-6)

@@ -6,6 +6,7 @@ import laws
 import numpy as np
 import optax
 import pytest
+from marks import slow
 from reference.dct_dp import DctDpOracle
 
 import dct_jax
@@ -15,8 +16,8 @@ SHAPES = ((40, 11), (5,), (301,))
 
 
 @pytest.mark.parametrize('value_codec', ['float32', 'float16'])
-@pytest.mark.parametrize('workers', [2, 3])
-@pytest.mark.parametrize('lifespan', [1, 3, 1000])
+@pytest.mark.parametrize('workers', [3, *slow(2)])
+@pytest.mark.parametrize('lifespan', [1, 3, *slow(1000)])
 @pytest.mark.parametrize('selection', ['select', 'sort'])
 def test_traced_against_algorithm_1(lifespan, workers, value_codec, selection):
   oracle = DctDpOracle(workers, SHAPES, 0.9, lifespan, value_codec, dense_below=8)

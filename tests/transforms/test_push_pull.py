@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from marks import slow
 from reference import three_lc as oracle
 
 import dct_jax
@@ -42,7 +43,7 @@ def run(tx, workers, steps=5):
   return params, state
 
 
-@pytest.mark.parametrize('workers', [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize('workers', [1, 3, *slow(2, 4, 5, 8)])
 def test_without_compression_it_is_plain_training(workers):
   whole = dct_jax.cast('float32')
   optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.adam(0.1))
@@ -88,7 +89,7 @@ def numpy_server(workers, steps, s, rate=0.1, momentum=0.9):
   return model, ahead
 
 
-@pytest.mark.parametrize('workers', [1, 3, 4])
+@pytest.mark.parametrize('workers', [3, *slow(1, 4)])
 def test_3lc_in_both_directions_is_the_papers_server(workers):
   optimizer = optax.sgd(0.1, momentum=0.9)
   tx = dct_jax.push_pull(ternary(1.5), ternary(1.5), optimizer, 'data', workers=workers, rungs=1)
