@@ -131,7 +131,7 @@ class Round(NamedTuple):
 class Rounds(NamedTuple):
   """What a compressor does whose messages are answers, or whose answers are no sums.
 
-  A carry is a pytree, in which `dct_jax.state.per_worker` says what is a worker's own, as in a state.
+  A carry is a pytree, in which `dct_jax.state.own` says what is a worker's own, as in a state.
 
   Attributes:
     begin: (layers, residual or None, state, room) -> carry; layers that are not finite (`room.live` is

@@ -5,7 +5,7 @@ A state class declares it once, above its fields:
     >>> from typing import NamedTuple
     >>> import jax, jax.numpy as jnp
     >>> from dct_jax import state
-    >>> @state.per_worker(residual=state.SUM)
+    >>> @state.own(residual=state.SUM)
     ... class MyState(NamedTuple):
     ...   step: jax.Array
     ...   residual: jax.Array
@@ -62,7 +62,7 @@ def declare(cls: type, **fields: str) -> None:
   _declared[cls] = fields
 
 
-def per_worker(**fields: str) -> Callable[[type[State]], type[State]]:
+def own(**fields: str) -> Callable[[type[State]], type[State]]:
   """Declares, above a state class, which of its fields are a worker's own; the same as `declare` after it."""
 
   def decorate(cls):
@@ -88,12 +88,12 @@ def visit(tree: Any, default: str | None = None, declared: bool = False) -> list
   """Every leaf of a state, in their order; `default` is the rule of those about which nobody says more."""
   out = []
   for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_speaks):
-    here, own = jax.tree_util.keystr(path), _declared.get(type(node))
-    if own is None:
+    here, said = jax.tree_util.keystr(path), _declared.get(type(node))
+    if said is None:
       out.append(Leaf(here, _of_leaf(default, node), declared))
       continue
     for key, child in _children(node):
-      rule = own.get(key)
+      rule = said.get(key)
       inside = visit(child, None if rule == INNER else rule, rule != INNER)
       out += [leaf._replace(path=f'{here}.{key}{leaf.path}') for leaf in inside]
   return out

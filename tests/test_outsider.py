@@ -90,14 +90,14 @@ def test_a_linear_compressor_with_bits_that_are_ored():
 # ---- a compressor with rounds: an all-reduce of integers with a scale that all have agreed on
 
 
-@state.per_worker(pending=state.NEVER, live=state.NEVER)
+@state.own(pending=state.NEVER, live=state.NEVER)
 class QuantizedCarry(NamedTuple):
   pending: tuple
   live: jax.Array
   scale: jax.Array
 
 
-@state.per_worker(seen=state.SUM)
+@state.own(seen=state.SUM)
 class QuantizedState(NamedTuple):
   last_scale: jax.Array  # what all have agreed on
   seen: jax.Array  # entries of this worker so far
@@ -168,7 +168,7 @@ def test_a_compressor_with_rounds_and_a_state_of_its_own(tmp_path):
 # ---- a transformation in front of a mean, with something of its own on every worker
 
 
-@state.per_worker(debt=state.SUM, rank=state.RANK, favourite=state.COPY, average=state.MEAN, inner=state.INNER)
+@state.own(debt=state.SUM, rank=state.RANK, favourite=state.COPY, average=state.MEAN, inner=state.INNER)
 class ClipState(NamedTuple):
   step: jax.Array
   debt: dict

@@ -167,7 +167,6 @@ TWICE = {
     'in_order': 'as load',
     'synthetic': 'as load',
     'linear': 'linear models and their data, each a module that is read with its room',
-    'per_worker': 'what is a worker\'s own: the fields of a state class, or a whole optimizer',
 }
 
 

@@ -16,14 +16,14 @@ from dct_jax.wire.layout import Layout
 TINY = 1e-30  # a column shorter than this has no direction
 
 
-@state.per_worker()  # all of it is equal on all workers
+@state.own()  # all of it is equal on all workers
 class PowerSgdState(NamedTuple):
   """State of `power_sgd`."""
 
   q: tuple[jax.Array, ...]  # float32[columns, rank] for each matrix: the last mean's right factor
 
 
-@state.per_worker(pending=state.NEVER, live=state.NEVER)
+@state.own(pending=state.NEVER, live=state.NEVER)
 class PowerSgdCarry(NamedTuple):
   """What is known between the rounds of a step."""
 

@@ -14,7 +14,7 @@ from dct_jax.contract import ADD_U32, NOTHING, Compressor, Layers, Part, Round, 
 from dct_jax.kernels import bit_packing
 
 
-@state.per_worker(layers=state.NEVER, live=state.NEVER)
+@state.own(layers=state.NEVER, live=state.NEVER)
 class SignVoteCarry(NamedTuple):
   """What is known while votes are counted."""
 

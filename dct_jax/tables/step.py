@@ -12,14 +12,14 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import kernels
-from dct_jax.state import INNER, NEVER, per_worker
+from dct_jax.state import INNER, NEVER, own
 from dct_jax.tables.exchange import RowExchange
 from dct_jax.tables.optimizers import RowOptimizer
 from dct_jax.train import step as steps
 from dct_jax.transforms import local_value_and_grad
 
 
-@per_worker(inner=INNER, tables=NEVER, rows=NEVER)
+@own(inner=INNER, tables=NEVER, rows=NEVER)
 class RowsState(NamedTuple):
   """State of a training with tables. They are here, not among the parameters, as every worker has its own."""
 

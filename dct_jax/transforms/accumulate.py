@@ -11,7 +11,7 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.contract import Receipt
-from dct_jax.state import INNER, MEAN, per_worker
+from dct_jax.state import INNER, MEAN, own
 
 
 def _without_receipts(state):
@@ -21,7 +21,7 @@ def _without_receipts(state):
   return jax.tree.map(clear, state, is_leaf=is_one)
 
 
-@per_worker(pending=MEAN, inner=INNER)
+@own(pending=MEAN, inner=INNER)
 class AccumulateState(NamedTuple):
   """State of `accumulate`."""
 

@@ -26,13 +26,13 @@ from dct_jax.contract import (
   as_bytes,
   whole_room,
 )
-from dct_jax.state import COPY, RANK, SUM, per_worker
+from dct_jax.state import COPY, RANK, SUM, own
 from dct_jax.transforms import checks
 
 POLICIES = ('skip', 'raise', 'pass')
 
 
-@per_worker(worker=RANK, residual=SUM, compressor=COPY)
+@own(worker=RANK, residual=SUM, compressor=COPY)
 class CompressedMeanState(NamedTuple):
   """State of `compressed_mean`."""
 

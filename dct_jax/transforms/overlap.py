@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dct_jax.state import INNER, NEVER, per_worker
+from dct_jax.state import INNER, NEVER, own
 from dct_jax.transforms.compressed_mean import CompressedMean, CompressedMeanState, Outgoing
 
 
@@ -92,7 +92,7 @@ def _after(handle, arrays):
   return handle
 
 
-@per_worker(mean=INNER, message=NEVER, compressor=NEVER, live=NEVER)
+@own(mean=INNER, message=NEVER, compressor=NEVER, live=NEVER)
 class StaleMeanState(NamedTuple):
   """State of `stale_mean`."""
 

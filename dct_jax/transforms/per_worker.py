@@ -11,7 +11,7 @@ import optax
 from dct_jax import kernels, state
 
 
-@state.per_worker(inner=state.MERGE)
+@state.own(inner=state.MERGE)
 class PerWorkerState(NamedTuple):
   """State of `per_worker`."""
 

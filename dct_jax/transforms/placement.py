@@ -121,7 +121,7 @@ def _specs_after_update(tx, params, state, specs, mesh, axis_name):
             'mean does that: use nonfinite= instead)')
       if differs and said.declared and said.rule is None:
         raise ValueError(f'{said.path} of the optimizer state differs between workers, which its class does not '
-                         'say: name the field in @dct_jax.state.per_worker')
+                         'say: name the field in @dct_jax.state.own')
       found.append(shard if differs else whole)
     return jnp.zeros(())
 

@@ -13,13 +13,13 @@ from dct_jax import axes, kernels
 from dct_jax.collectives.owners import Answers, Arrived, Owners
 from dct_jax.compressors import empty_residual
 from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Packed, Receipt, Room, Size, Stats
-from dct_jax.state import NEVER, find, per_worker
+from dct_jax.state import NEVER, find, own
 from dct_jax.transforms import checks
 from dct_jax.transforms.compressed_mean import POLICIES, no_receipt, no_stats, stop_if_bad, unless
 from dct_jax.transport import Transport
 
 
-@per_worker(worker=NEVER, push_residual=NEVER, push=NEVER, pull_residual=NEVER, pull=NEVER, optimizer=NEVER)
+@own(worker=NEVER, push_residual=NEVER, push=NEVER, pull_residual=NEVER, pull=NEVER, optimizer=NEVER)
 class PushPullState(NamedTuple):
   """State of `push_pull`. What is of owners has a slice on each worker."""
 
