@@ -30,6 +30,7 @@ def test_there_are_examples():
   assert count > 20
 
 
+@pytest.mark.slow
 def test_the_program_in_stages(tmp_path):
   """The README's pipeline learns, and what crosses is a small part of what would."""
   block = re.search(r'```python\n(# stages.py.*?)```', (ROOT / 'README.md').read_text(), re.S).group(1)
@@ -72,6 +73,7 @@ def test_readme_program():
   assert losses[-1] < 0.2 * losses[0], done.stdout
 
 
+@pytest.mark.slow
 def test_readme_program_for_slow_networks(tmp_path):
   """The last Python block of the README is a whole program, too, for several processes."""
   block = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S)[-1]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from marks import slow
 from reference import power_sgd as oracle
 from reference import votes
 
@@ -73,7 +74,7 @@ def test_a_step_that_is_called_off_changes_nothing(name):
   assert all(np.isfinite(np.asarray(u)).all() for u in updates)
 
 
-@pytest.mark.parametrize('workers', [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize('workers', [1, 2, 3, *slow(4, 5, 8)])
 def test_votes_equal_the_oracle(workers):
   tx = dct_jax.compressed_mean(dct_jax.sign_vote(), dct_jax.psum(), 'data')
   update, state = dct_jax.simulate(tx, PARAMS, workers)

@@ -1,21 +1,14 @@
 """The experiments from their command lines, for a few steps."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
+import commands
 import pytest
 
 pytest.importorskip('matplotlib')
 pytest.importorskip('sklearn')
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(*arguments, name='digits_mlp'):
-  return subprocess.run(
-      [sys.executable, str(ROOT / f'experiments/{name}.py'), *arguments], capture_output=True,
-      text=True, env=os.environ | {'PYTHONPATH': str(ROOT)}, timeout=120, check=False)
+  return commands.run(name, *arguments)
 
 
 def test_compares_and_resumes(tmp_path):
@@ -49,6 +42,7 @@ def test_bad_flags(flag, message):
   assert message in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_mlp_on_the_stand_in_for_mnist(tmp_path):
   methods = ('dense', 'q4', 'topk4', 'top16_q4')
   done = run('--workers=2', '--steps=30', '--hidden=64', f'--workdir={tmp_path}',

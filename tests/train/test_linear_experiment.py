@@ -1,23 +1,16 @@
 """The experiment on linear models from its command line, on a few synthetic rows."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
+import commands
 import pytest
 
 from dct_jax.train import read_metrics
 
 pytest.importorskip('matplotlib')
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(*arguments):
   flags = ('--dataset=synthetic', '--num_features=30000', '--rows=600', '--batch=100', '--workers=2')
-  return subprocess.run(
-      [sys.executable, str(ROOT / 'experiments/linear_libsvm.py'), *flags, *arguments], capture_output=True,
-      text=True, env=os.environ | {'PYTHONPATH': str(ROOT)}, timeout=120, check=False)
+  return commands.run('linear_libsvm', *flags, *arguments)
 
 
 def test_compares_and_resumes(tmp_path):

@@ -1,24 +1,18 @@
 """`experiments/resnet_cifar.py` from its command line, on digits, for a few steps."""
 
-import os
-import pathlib
 import shutil
-import subprocess
-import sys
 
+import commands
 import pytest
 
 from dct_jax.train import read_metrics
 
 pytest.importorskip('matplotlib')
 pytest.importorskip('sklearn')
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(*arguments):
-  return subprocess.run(
-      [sys.executable, str(ROOT / 'experiments/resnet_cifar.py'), '--workers=2', *arguments],
-      capture_output=True, text=True, env=os.environ | {'PYTHONPATH': str(ROOT)}, timeout=240, check=False)
+  return commands.run('resnet_cifar', '--workers=2', *arguments, timeout=240)
 
 
 @pytest.mark.slow
