@@ -1,12 +1,14 @@
 """A lab of shaped networks on one machine.
 
     python -m dct_jax.netlab run --hosts 4 --rate 100mbit -- python program.py
+    python -m dct_jax.netlab check --hosts 4 --rate 100mbit
 """
 
+from dct_jax.netlab.check import Check
 from dct_jax.netlab.lab import Lab, Run, end_on_sigterm
 from dct_jax.netlab.namespaces import Counters, Link, bits_per_second, missing
 
 __all__ = [
-    'Counters', 'Lab', 'Link', 'Run', 'bits_per_second', 'end_on_sigterm', 'missing',
+    'Check', 'Counters', 'Lab', 'Link', 'Run', 'bits_per_second', 'end_on_sigterm', 'missing',
     'advise', 'calibrate',  # modules
 ]

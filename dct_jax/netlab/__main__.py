@@ -1,16 +1,18 @@
 """A lab, and advice: `python -m dct_jax.netlab run --hosts 4 --rate 100mbit -- python program.py --flags`,
+`python -m dct_jax.netlab check --hosts 4 --rate 100mbit`,
 `python -m dct_jax.netlab advise --parameters 500000 --sparsity 0.99 --workers 4 --rate 100mbit`,
 `python -m dct_jax.netlab calibrate --save costs.json` (on every host, or in a lab)."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
 from dct_jax import train
 from dct_jax.collectives.costs import Costs
-from dct_jax.netlab import Lab, advise, bits_per_second, calibrate, end_on_sigterm
+from dct_jax.netlab import Lab, advise, bits_per_second, calibrate, check, end_on_sigterm
 from dct_jax.transforms import make_mesh
 from dct_jax.transport import connect
 
@@ -18,28 +20,66 @@ from dct_jax.transport import connect
 def main(arguments: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser('dct_jax.netlab', description=__doc__)
   commands = parser.add_subparsers(dest='command', required=True)
-  run = commands.add_parser('run', help='run a program on every host of a lab')
-  run.add_argument('--hosts', type=int, default=4)
-  run.add_argument('--rate', help="of every link, each way: '100mbit', '1gbit'; unshaped unless given")
-  run.add_argument('--delay', help="one way: '1ms'")
-  run.add_argument('--loss', help="of packets: '0.1%%'")
-  run.add_argument('--burst', help='bytes that may pass at line speed')
-  run.add_argument('--no-pin', dest='pin', action='store_false', help='hosts may run on every core')
-  run.add_argument('--timeout', type=float, help='seconds after which all are ended')
-  run.add_argument('program', nargs='+', help='after --: program and arguments')
+  _add_run(commands)
+  _add_check(commands)
   _add_advise(commands)
   _add_calibrate(commands)
   flags = parser.parse_args(arguments)
-  if flags.command != 'run':
-    return flags.action(flags)
+  return flags.action(flags)
+
+
+def _add_run(commands):
+  run = commands.add_parser('run', help='run a program on every host of a lab')
+  run.add_argument('--rate', help="of every link, each way: '100mbit', '1gbit'; unshaped unless given")
+  _add_lab(run)
+  run.add_argument('--timeout', type=float, help='seconds after which all are ended')
+  run.add_argument('program', nargs='+', help='after --: program and arguments')
+  run.set_defaults(action=_run)
+
+
+def _add_check(commands):
+  command = commands.add_parser('check', help='what do the links of a lab deliver?')
+  command.add_argument('--rate', required=True, help="of every link, each way: '100mbit', '1gbit'")
+  _add_lab(command)
+  command.add_argument('--seconds', type=float, default=2.0, help='of each of two measurements of rates')
+  command.add_argument('--strict', action='store_true', help='fail below 90%% of the rate')
+  command.set_defaults(action=_check)
+
+
+def _add_lab(parser):
+  parser.add_argument('--hosts', type=int, default=4)
+  parser.add_argument('--delay', help="one way: '1ms'")
+  parser.add_argument('--loss', help="of packets: '0.1%%'")
+  parser.add_argument('--burst', help='bytes that may pass at once after a rest')
+  parser.add_argument('--no-pin', dest='pin', action='store_false', help='hosts may run on every core')
+
+
+def _lab(flags):
   end_on_sigterm()
-  with Lab(flags.hosts, rate=flags.rate, delay=flags.delay, loss=flags.loss, burst=flags.burst,
-           pin=flags.pin) as lab:
+  return Lab(flags.hosts, rate=flags.rate, delay=flags.delay, loss=flags.loss, burst=flags.burst, pin=flags.pin)
+
+
+def _run(flags):
+  with _lab(flags) as lab:
     result = lab.run(flags.program, timeout=flags.timeout)
     for i, c in enumerate(result.counters or ()):
       print(f'host {i}: sent {c.sent_bytes:,} bytes in {c.sent_packets:,} packets, '
             f'received {c.received_bytes:,} bytes')
   return result.code
+
+
+def _check(flags):
+  with _lab(flags) as lab:
+    found = lab.check(flags.seconds)
+  if found is None:
+    print('there is nothing to check: it takes a lab, and at least two hosts', file=sys.stderr)
+    return 1
+  print(f'{flags.hosts} hosts, {flags.rate} links\n\n{check.explain(found)}')
+  wrong = check.warning(found)
+  if wrong:
+    print(f'\nwarning: {wrong}')
+  print(json.dumps(check.summary(found)))
+  return 1 if wrong and flags.strict else 0
 
 
 def _add_advise(commands):

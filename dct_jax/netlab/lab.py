@@ -11,7 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TextIO
 
-from dct_jax.netlab import namespaces
+from dct_jax.netlab import check, namespaces
+from dct_jax.netlab.check import Check
 from dct_jax.netlab.namespaces import Counters, Link
 from dct_jax.train.launch import launch
 
@@ -33,10 +34,12 @@ class Lab:
     rate: of every link in each direction, in tc's words ('100mbit'); None does not shape.
     delay: one way ('1ms').
     loss: share of lost packets ('0.1%').
-    burst: bytes that may pass at line speed; half a millisecond's worth, at least 16,000, unless given.
+    burst: bytes that may pass at once after a rest, beside one piece; 50 microseconds' worth unless given.
     pin: give every host cores of its own, as real hosts have; with more hosts than cores, several hosts share
       one core. Otherwise the scheduler moves them about, and steps in lock-step wait for the unluckiest.
     quiet: do not say what is missing.
+    check: measure what links deliver when the lab is built, and whenever they are reshaped; say so if it is less
+      than 90% of the rate. It takes 8 seconds.
 
   Examples:
     with Lab(4, rate='100mbit', delay='1ms') as lab:
@@ -45,7 +48,8 @@ class Lab:
   """
 
   def __init__(self, hosts: int, *, rate: str | None = None, delay: str | None = None,
-               loss: str | None = None, burst: str | None = None, pin: bool = True, quiet: bool = False):
+               loss: str | None = None, burst: str | None = None, pin: bool = True, quiet: bool = False,
+               check: bool = False):
     if hosts < 1 or hosts > 250:
       raise ValueError(f'hosts must be between 1 and 250, got {hosts=}')
     if rate is not None:
@@ -53,6 +57,7 @@ class Lab:
     self.hosts = hosts
     self.link = Link(rate, delay, loss, burst)
     self.pin = pin and shutil.which('taskset') is not None
+    self._checks = check
     self._ports = itertools.count(7777)  # each run has another: the last one's connections may linger
     self._missing = namespaces.missing()
     if self._missing and not quiet:
@@ -69,6 +74,7 @@ class Lab:
       atexit.register(namespaces.remove)
       try:
         namespaces.build(self.hosts, self.link)
+        self._check_if_asked()
       except BaseException:
         self.close()
         raise
@@ -88,6 +94,27 @@ class Lab:
     self.link = self.link._replace(**changes)
     if self.shaped:
       namespaces.reshape(self.hosts, self.link)
+      self._check_if_asked()
+
+  def check(self, seconds: float = 2.0) -> Check | None:
+    """Measures what links deliver; None without a rate, without a second host, or on loopback.
+
+    Args:
+      seconds: for which all hosts send, and before that one alone.
+
+    Raises:
+      RuntimeError: if it cannot be measured.
+    """
+    if not self.shaped or self.link.rate is None or self.hosts < 2:
+      return None
+    return check.check(self.run, [namespaces.address(i) for i in range(self.hosts)],
+                       namespaces.bits_per_second(self.link.rate), seconds)
+
+  def _check_if_asked(self):
+    found = self.check() if self._checks else None
+    wrong = check.warning(found) if found else None
+    if wrong:
+      print(f'warning: {wrong}', file=sys.stderr)
 
   def counters(self) -> tuple[Counters, ...] | None:
     """What every host's interface has counted so far."""

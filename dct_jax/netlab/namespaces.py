@@ -18,6 +18,11 @@ from typing import NamedTuple
 PREFIX = 'dctlab'
 ETC = pathlib.Path('/etc/netns')  # `ip netns exec` mounts what it finds here over /etc
 NETWORK = '10.77.0'
+FRAME, PAYLOAD = 1514, 1448  # bytes of a full packet on the line, and what TCP carries in it
+BUCKET = 50e-6  # seconds of line time that a link may make up for when a timer is late
+PIECE = 200e-6  # seconds of line time that a host may hand to a link in one piece
+FAST = 500e6  # bits a second from which on pieces are whole (64 KB), as two cores have no time for smaller ones
+WHOLE = 65_535  # packets
 
 
 class Link(NamedTuple):
@@ -26,7 +31,7 @@ class Link(NamedTuple):
   rate: str | None = None  # '100mbit'; None does not shape
   delay: str | None = None  # '1ms', one way
   loss: str | None = None  # '0.1%'
-  burst: str | None = None  # bytes that may go at line speed; small, or small messages look too fast
+  burst: str | None = None  # bytes that may go at once after a rest; small, or small messages look too fast
 
 
 def missing() -> str | None:
@@ -79,6 +84,7 @@ def build(hosts: int, link: Link) -> None:
     _run('ip', '-n', name, 'address', 'add', f'{address(i)}/24', 'dev', 'eth0')
     for device in ('lo', 'eth0'):
       _run('ip', '-n', name, 'link', 'set', device, 'up')
+    _use_cubic(name, i)
   reshape(hosts, link)
 
 
@@ -90,23 +96,45 @@ def reshape(hosts: int, link: Link) -> None:
 
 
 def _shape(namespace, device, link):
-  tc = ('tc', '-n', namespace, 'qdisc')
-  subprocess.run((*tc, 'delete', 'dev', device, 'root'), capture_output=True, check=False)
+  """Shapes what leaves a device.
+
+  A link must carry its rate although the kernel's timers are late and every packet passes two shapers, and yet
+  no small message may run ahead of the line. HTB serves both best (docs/transport.md has what else was tried). It
+  lets a piece go when its bucket is not empty and charges it afterwards, so that the bucket may be much smaller
+  than a piece. A token bucket filter must hold the largest piece (64 KB), which is then a free start after every
+  rest; or it cuts pieces into packets, which costs more than two cores have at 1 Gbit. After a rest a link
+  forwards the bucket and one piece at once; what follows takes its time.
+  """
+  tc = ('tc', '-n', namespace)
+  subprocess.run((*tc, 'qdisc', 'delete', 'dev', device, 'root'), capture_output=True, check=False)
+  _run('ip', '-n', namespace, 'link', 'set', 'dev', device, 'gso_max_segs', str(_piece(link.rate)))
   parent: tuple[str, ...] = ('root',)
   if link.rate:
-    # The queue holds a second of traffic: the lab shows a slow network, not a lossy one.
-    _run(*tc, 'add', 'dev', device, *parent, 'handle', '1:', 'tbf', 'rate', link.rate, 'burst',
-         link.burst or _burst(link.rate), 'latency', '1s')
+    bucket = link.burst or str(max(1, int(BUCKET * bits_per_second(link.rate) / 8)))
+    _run(*tc, 'qdisc', 'add', 'dev', device, 'root', 'handle', '1:', 'htb', 'default', '1')
+    _run(*tc, 'class', 'add', 'dev', device, 'parent', '1:', 'classid', '1:1', 'htb', 'rate', link.rate,
+         'burst', bucket, 'cburst', bucket, 'quantum', str(FRAME))
     parent = ('parent', '1:1')
   if link.delay or link.loss:
     options = [*(('delay', link.delay) if link.delay else ()), *(('loss', link.loss) if link.loss else ())]
     try:
-      _run(*tc, 'add', 'dev', device, *parent, 'handle', '10:', 'netem', *options, 'limit', '100000')
+      _run(*tc, 'qdisc', 'add', 'dev', device, *parent, 'handle', '10:', 'netem', *options, 'limit', '100000')
     except RuntimeError as error:
       if 'unknown' not in str(error):
         raise
       raise RuntimeError('this kernel cannot delay or lose packets (module sch_netem is missing); '
                          f'leave out delay={link.delay!r} and loss={link.loss!r}') from error
+  elif link.rate:
+    # The queue holds a second of traffic: the lab shows a slow network, not a lossy one.
+    _run(*tc, 'qdisc', 'add', 'dev', device, *parent, 'handle', '10:', 'bfifo', 'limit',
+         str(int(bits_per_second(link.rate) / 8)))
+
+
+def _piece(rate):
+  """Packets that TCP may hand over as one: few on slow links, which is exact, many on fast ones, which is cheap."""
+  if rate is None or bits_per_second(rate) >= FAST:
+    return WHOLE
+  return max(1, round(PIECE * bits_per_second(rate) / 8 / PAYLOAD))
 
 
 def bits_per_second(rate: str) -> float:
@@ -121,15 +149,23 @@ def bits_per_second(rate: str) -> float:
   return float(match[1]) * {'': 1, 'k': 1e3, 'm': 1e6, 'g': 1e9, 't': 1e12}[match[2]]
 
 
-def _burst(rate):
-  """Half a millisecond at line rate, but no less than ten packets."""
-  return str(max(16_000, int(bits_per_second(rate) / 8 * 0.0005)))
-
-
 def _write_hosts_file(name, index):
   """Transports bind to what the machine's own name resolves to, so that must be the lab's address."""
   (ETC / name).mkdir(parents=True, exist_ok=True)
   (ETC / name / 'hosts').write_text(f'127.0.0.1 localhost\n{address(index)} {socket.gethostname()}\n')
+
+
+def _use_cubic(name, index):
+  """Gives all programs of the lab Linux's usual congestion control; where there is none, the machine's own.
+
+  BBR, some machines' default, paces a connection by what it got lately, and its users would be measured against
+  programs that ask for another one. The namespace may not choose its default, but a route may.
+  """
+  try:
+    _run('ip', '-n', name, 'route', 'change', f'{NETWORK}.0/24', 'dev', 'eth0', 'proto', 'kernel', 'scope', 'link',
+         'src', address(index), 'congctl', 'cubic')
+  except RuntimeError:
+    pass
 
 
 class Counters(NamedTuple):
