@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 
   @staticmethod
   def arrive(parcel: Parcel) -> jax.Array:
-    """float32 of what has crossed, zeros elsewhere."""
+    """float32 of what has crossed, zeros elsewhere (but for an int8 row with a NaN, which is NaN all over)."""
     return sparse.widen(parcel.values, parcel.scale)
 
   def read(self, data: bytes, mask: np.ndarray | None = None) -> tuple[Parcel, int]:
