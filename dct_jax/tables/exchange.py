@@ -107,7 +107,7 @@ class RowExchange:
     if self._codec == 'int8':
       whole, scale = (self._swap_bits(part) for part in values.int8_rows(x))
       return whole * scale
-    return self._swap_bits(values.narrow(x, self._codec)).astype(jnp.float32)
+    return self._swap_bits(values.narrow(x, self._codec, keep_infinity=True)).astype(jnp.float32)
 
   def _swap_bits(self, x):
     bits = jnp.dtype(f'uint{8 * x.dtype.itemsize}')
