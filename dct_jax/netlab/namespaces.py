@@ -126,8 +126,8 @@ def _shape(namespace, device, link):
                          f'leave out delay={link.delay!r} and loss={link.loss!r}') from error
   elif link.rate:
     # The queue holds a second of traffic: the lab shows a slow network, not a lossy one.
-    _run(*tc, 'qdisc', 'add', 'dev', device, *parent, 'handle', '10:', 'bfifo', 'limit',
-         str(int(bits_per_second(link.rate) / 8)))
+    queue = min(max(int(bits_per_second(link.rate) / 8), 64_000), 2**31)  # tc has 32 bits for it
+    _run(*tc, 'qdisc', 'add', 'dev', device, *parent, 'handle', '10:', 'bfifo', 'limit', str(queue))
 
 
 def _piece(rate):
@@ -169,7 +169,10 @@ def _use_cubic(name, index):
 
 
 class Counters(NamedTuple):
-  """What the operating system counted on a host's interface since it was made."""
+  """What the operating system counted on a host's interface since it was made.
+
+  It takes the packets that TCP hands over as one piece for one packet, with one head.
+  """
 
   sent_bytes: int
   received_bytes: int

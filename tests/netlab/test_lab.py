@@ -2,6 +2,7 @@
 
 import io
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -39,6 +40,21 @@ else:
 '''
 
 
+CONTROL = '''
+import os, socket, time
+if os.environ['DCT_JAX_PROCESS_ID'] == '0':
+  peer, _ = socket.create_server(('10.77.0.1', 5001)).accept()
+else:
+  while True:
+    try:
+      peer = socket.create_connection(('10.77.0.1', 5001))
+      break
+    except OSError:
+      time.sleep(0.05)
+print('control', peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b'\\0')[0].decode())
+'''
+
+
 def leftovers():
   return [n for n in namespaces._existing() if f'-{os.getpid()}-' in n]
 
@@ -59,6 +75,27 @@ def test_links_are_as_slow_as_they_say_and_bytes_are_counted():
     lab.run([sys.executable, '-c', SEND, str(count)], output=out, timeout=60)
     assert float(out.getvalue().split('took ')[1].split()[0]) < 0.4
   assert not leftovers()
+
+
+@needs_lab
+def test_all_programs_have_the_same_congestion_control():
+  available = pathlib.Path('/proc/sys/net/ipv4/tcp_available_congestion_control').read_text().split()
+  if 'cubic' not in available:
+    pytest.skip('this kernel has no CUBIC')
+  out = io.StringIO()
+  with netlab.Lab(2) as lab:
+    assert lab.run([sys.executable, '-c', CONTROL], output=out, timeout=60).code == 0, out.getvalue()
+  assert out.getvalue().count('control cubic') == 2
+
+
+@needs_lab
+@pytest.mark.parametrize('rate', ['100kbit', '2.5mbit', '40gbit'])
+def test_rates_far_from_the_usual_ones(rate):
+  out = io.StringIO()
+  with netlab.Lab(2, rate=rate) as lab:
+    assert lab.run([sys.executable, '-c', SEND, '5000'], output=out, timeout=60).code == 0, out.getvalue()
+  seconds = float(out.getvalue().split('took ')[1].split()[0])
+  assert seconds > 0.6 * 5000 * 8 / netlab.bits_per_second(rate)
 
 
 @needs_lab
