@@ -21,7 +21,7 @@ for name, value in KEEP.items():
   jax.config.update(name, value)
   os.environ.setdefault(name.upper(), str(value))
 
-LARGE = 1.2e9  # bytes of a process; a test adds less than 0.3e9
+LARGE = 1.4e9  # bytes of a process; a test adds less than 0.3e9
 PAGE = os.sysconf('SC_PAGE_SIZE')
 
 
@@ -59,16 +59,17 @@ def _ctrl_c():
   signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(scope='module')
-def plain_code():
-  """Programs compile a third faster, to slower code that rounds otherwise.
+@pytest.fixture(autouse=True, scope='module')
+def _plain_code(request):
+  """Programs of files that are marked `plain_code` compile a third faster, to slower code that rounds otherwise.
 
-  Files ask for it whose tests have a tolerance. Where bits are compared, tests see what users run.
+  Such files compare with a tolerance, or two runs of the same. Where bits are compared with an oracle's, or those of
+  one program with those of another, tests see what users run.
   """
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', False)
-  forget()  # no other file shall have this code
+  plain = request.node.get_closest_marker('plain_code') is not None
+  if plain != jax.config.read('jax_disable_most_optimizations'):
+    forget()  # what was compiled for files of the other kind
+  jax.config.update('jax_disable_most_optimizations', plain)
 
 
 def place(nodeid):
@@ -81,8 +82,11 @@ def place(nodeid):
 
 
 def pytest_collection_modifyitems(items):
-  """The laws come last: their places are many and small, so that all processes end at the same time."""
-  items.sort(key=lambda item: item.path.name == 'test_laws.py')
+  """The laws come last: their places are many and small, so that all processes end at the same time.
+
+  Files with plain code come before them, together.
+  """
+  items.sort(key=lambda item: (item.path.name == 'test_laws.py', item.get_closest_marker('plain_code') is not None))
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

@@ -100,10 +100,11 @@ QUICK = (2, 3, 8)  # workers: the fewest, an odd number, as many as there are de
 
 
 def cases(*counts):
-  """Pairs with numbers of workers, the most of them slow: quick are CORE with QUICK workers, all others with 3."""
-  quick = lambda name, workers: workers in QUICK if name in CORE else workers == 3
+  """Pairs with numbers of workers. All with 3 are quick, and CORE with QUICK workers by the collective of its kind."""
   wanted = lambda name, workers: name in CORE or workers in (3, max(counts))
-  return [one_place(*pair, n, marks=() if quick(pair[0], n) else [pytest.mark.slow])
+  quick = lambda name, collective, workers: workers == 3 or (
+      name in CORE and collective in ('all_gather', 'psum') and workers in QUICK)
+  return [one_place(*pair, n, marks=() if quick(*pair, n) else [pytest.mark.slow])
           for pair in PAIRS for n in counts if wanted(pair[0], n)]
 
 

@@ -19,7 +19,8 @@ MODULES = [m.name for m in pkgutil.walk_packages(dct_jax.__path__, 'dct_jax.')
            if not m.name.endswith(('_native', '__main__'))]
 
 
-@pytest.mark.parametrize('name', MODULES)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=[pytest.mark.slow] if name.startswith('dct_jax.models.') else []) for name in MODULES])
 def test_docstring_examples(name):
   assert doctest.testmod(importlib.import_module(name)).failed == 0
 

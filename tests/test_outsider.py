@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec as P
 import dct_jax
 from dct_jax import contract, state, train
 
+pytestmark = pytest.mark.plain_code
+
 PARAMS = {'w': jnp.zeros((6, 5)), 'b': jnp.zeros(3)}
 SIZE, BLOCK = 33, 8
 

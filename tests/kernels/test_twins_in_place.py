@@ -107,7 +107,7 @@ def assert_conserved(name, steps, workers):
     np.testing.assert_allclose(told + left, given, rtol=1e-5, atol=1e-4)
 
 
-@compressors(laws.CORE - {'dct'})
+@compressors({'qsgd', 'power_sgd'})
 def test_simulated_workers_are_those_of_native_kernels(name):
   steps = run(*simulated(name, WORKERS, False), WORKERS)
   assert_same(steps, truth(name, WORKERS), exact=laws.make(name).conserves != contract.TOGETHER)
@@ -118,7 +118,7 @@ def test_simulated_workers_are_those_of_native_kernels(name):
 
 
 @pytest.mark.parametrize('workers', [pytest.param(2, marks=pytest.mark.slow), 3])
-@compressors(laws.CORE)
+@compressors(laws.CORE - {'dct'})
 def test_a_mesh_is_equal_to_native_kernels(name, workers):
   """Bit for bit, but for the dense exchange, which may add in another order."""
   traced, state = in_mesh(name, workers)

@@ -11,6 +11,8 @@ from dct_jax.data.linear import columns
 from dct_jax.data.linear.synthetic import SyntheticLinear, generate
 from dct_jax.models import coordinate_descent, penalty
 
+pytestmark = pytest.mark.plain_code
+
 SIZE, ROWS, PICKS = 61, 40, 7
 DATA = generate(SyntheticLinear(num_features=SIZE, teacher_features=20, row_entries=6), ROWS)
 DENSE = reference.dense_rows(*DATA[:3], SIZE)

@@ -13,7 +13,7 @@ from dct_jax.boundaries.sparse import SparseBoundary
 from dct_jax.models.decoding import beam_search, greedy
 from dct_jax.models.transformer import BOS, EOS, PAD, Transformer
 
-pytestmark = pytest.mark.usefixtures('plain_code')
+pytestmark = pytest.mark.plain_code
 
 SOURCE = jnp.array([[7, 8, 9, 4, EOS], [5, 6, EOS, PAD, PAD], [4, EOS, PAD, PAD, PAD]])
 WORDS = [3, 4, 5, 6]

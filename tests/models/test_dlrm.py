@@ -19,7 +19,7 @@ from dct_jax.boundaries import SparseBoundary, sparse_boundary
 from dct_jax.models import dlrm
 from dct_jax.models.dlrm import Dlrm
 
-pytestmark = pytest.mark.usefixtures('plain_code')
+pytestmark = pytest.mark.plain_code
 
 
 @pytest.fixture(scope='module')
@@ -64,8 +64,9 @@ def test_three_steps_of_sgd_are_those_of_the_public_model(public):
     return optax.sigmoid_binary_cross_entropy(logits, public['label']).mean()
 
   losses, where = [], ids + layout.begin
+  gradient = jax.jit(jax.value_and_grad(loss_fn, (0, 1)))
   for _ in range(3):
-    loss, (grads, row_grads) = jax.value_and_grad(loss_fn, (0, 1))(params, tables[where])
+    loss, (grads, row_grads) = gradient(params, tables[where])
     params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
     tables, _ = optimizer.update(tables, (), where.reshape(-1), row_grads.reshape(-1, 8))
     losses.append(loss)
@@ -83,7 +84,7 @@ def test_logits_are_those_of_plain_loops(features):
   model = Dlrm(bottom=(7, 4), top=(9, 6, 1))
   dense = rng.standard_normal((3, features)).astype(np.float32)
   rows = rng.standard_normal((3, 5, 4)).astype(np.float32)
-  params = model.init(jax.random.PRNGKey(1), dense, rows)
+  params = jax.jit(model.init)(jax.random.PRNGKey(1), dense, rows)
   layers = lambda name: [(np.float64(p['kernel']), np.float64(p['bias']))
                          for k, p in sorted(params['params'].items()) if k.startswith(name)]
   want = oracle.logits(layers('bottom'), layers('top'), dense, rows)
@@ -95,7 +96,7 @@ def test_a_cut_applies_where_it_is_named_and_cuts_have_names():
   rng = np.random.default_rng(0)
   dense, rows = (rng.standard_normal(s).astype(np.float32) for s in ((6, 13), (6, 4, 16)))
   whole, cut = Dlrm(), Dlrm(boundaries={'bottom2': lambda x: sparse_boundary(x, 0.9)})
-  params = whole.init(jax.random.PRNGKey(0), dense, rows)
+  params = jax.jit(whole.init)(jax.random.PRNGKey(0), dense, rows)
   p = params['params']
   hidden = np.maximum(np.maximum(dense @ p['bottom1']['kernel'] + p['bottom1']['bias'], 0)
                       @ p['bottom2']['kernel'] + p['bottom2']['bias'], 0)
@@ -109,7 +110,7 @@ def test_a_cut_applies_where_it_is_named_and_cuts_have_names():
 def test_modules_as_boundaries_tell_their_traffic():
   model = Dlrm(boundaries={'bottom2': SparseBoundary(0.9), 'top2': SparseBoundary(0.75)})
   dense, rows = jnp.ones((4, 13)), jnp.ones((4, 26, 16))
-  params = {'params': model.init(jax.random.PRNGKey(0), dense, rows)['params']}
+  params = {'params': jax.jit(model.init)(jax.random.PRNGKey(0), dense, rows)['params']}
   _, state = model.apply(params, dense, rows, mutable=['traffic'])
   cuts = list(state['traffic'].values())
   assert [float(c['dense_bytes']) for c in cuts] == [4 * 4 * 256] * 2

@@ -14,6 +14,8 @@ from dct_jax.data.linear.csr import normalize_rows
 from dct_jax.data.linear.synthetic import SyntheticLinear, generate
 from dct_jax.models import linear, penalty
 
+pytestmark = pytest.mark.plain_code
+
 SIZE = 60
 DATA = generate(SyntheticLinear(num_features=SIZE, teacher_features=20, row_entries=6), 50)
 DENSE = reference.dense_rows(*DATA[:3], SIZE)

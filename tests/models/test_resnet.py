@@ -13,7 +13,7 @@ from dct_jax import train
 from dct_jax.models.batch_stats import follow_first_worker
 from dct_jax.models.resnet import ResNet, is_kernel
 
-pytestmark = pytest.mark.usefixtures('plain_code')
+pytestmark = pytest.mark.plain_code
 
 WORKERS = 4
 

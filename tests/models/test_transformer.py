@@ -13,7 +13,7 @@ from dct_jax.models.dropout import Dropout
 from dct_jax.models.transformer import BOS, EOS, PAD, UNK, Transformer, sections, sinusoids, split_names
 from dct_jax.models.transformer_layer import Layer
 
-pytestmark = pytest.mark.usefixtures('plain_code')
+pytestmark = pytest.mark.plain_code
 
 SOURCE = jnp.array([[7, 8, 9, 4, EOS], [5, 6, EOS, PAD, PAD]])
 TARGET = jnp.array([[BOS, 9, 5, 6], [BOS, 7, PAD, PAD]])
@@ -222,7 +222,7 @@ def in_sections(model, variables, splits, **more):
 
 @pytest.mark.parametrize('changes', [
     {}, {'norm': 'pre'}, {'share_embeddings': False}, {'boundaries': BOUNDARIES}, {'layers': (3, 2)}], ids=str)
-@pytest.mark.parametrize('splits', ['', 'enc1', 'enc2', 'dec1', 'dec2', 'enc1,enc2,dec1,dec2'])
+@pytest.mark.parametrize('splits', ['dec1', 'enc1,enc2,dec1,dec2', *slow('', 'enc1', 'enc2', 'dec2')])
 def test_sections_are_the_whole(splits, changes):
   model = small(**changes)
   variables = variables_of(model)

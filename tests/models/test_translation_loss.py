@@ -7,7 +7,7 @@ import pytest
 
 from dct_jax.models import translation_loss
 
-pytestmark = pytest.mark.usefixtures('plain_code')
+pytestmark = pytest.mark.plain_code
 
 
 def by_hand(logits, word, smoothing):

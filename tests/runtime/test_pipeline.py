@@ -16,7 +16,7 @@ from dct_jax.boundaries import Cut
 from dct_jax.models.dlrm import Dlrm, sections
 from dct_jax.runtime import Pipeline, Stage, Tables, chain
 
-pytestmark = pytest.mark.usefixtures('plain_code')
+pytestmark = pytest.mark.plain_code
 
 BOTTOM, TOP, VOCABULARIES, FEATURES = (24, 12, 4), (20, 16, 1), (7, 5, 9), 6
 SPLITS = 'bottom2,top1'

@@ -16,7 +16,7 @@ from dct_jax.runtime.stages import Stage
 from dct_jax.runtime.worker import Programs, Worker, run
 from dct_jax.transport.links import local_links
 
-pytestmark = pytest.mark.usefixtures('plain_code')
+pytestmark = pytest.mark.plain_code
 
 WIDTHS = (7, 33, 20, 16, 1)  # no two stages have parameters of the same shape
 

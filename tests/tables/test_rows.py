@@ -12,7 +12,7 @@ from dct_jax import tables as embeddings
 from dct_jax import train
 from dct_jax.tables import RowExchange
 
-pytestmark = pytest.mark.usefixtures('plain_code')
+pytestmark = pytest.mark.plain_code
 
 VOCABULARIES, WIDTH, BATCH = (40, 3, 17, 5, 9), 4, 12
 

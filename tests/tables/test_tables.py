@@ -11,7 +11,7 @@ from reference import dlrm as oracle
 from dct_jax import tables as embeddings
 from dct_jax.tables import RowExchange
 
-pytestmark = pytest.mark.usefixtures('plain_code')
+pytestmark = pytest.mark.plain_code
 
 VOCABULARIES = (100, 3, 57, 1, 20, 20, 9)
 

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import program
 import pytest
+from marks import slow
 
 import dct_jax
 from dct_jax import train
@@ -66,7 +67,7 @@ def test_byte_totals_go_on(saved, tmp_path):
   assert checkpoints.latest() == 6
 
 
-@pytest.mark.parametrize('workers', [1, 2, 3, 8])
+@pytest.mark.parametrize('workers', [1, 3, *slow(2, 8)])
 @pytest.mark.parametrize('conserve', ['sum', 'mean'])
 def test_another_number_of_workers_conserves(saved, workers, conserve):
   path, (params, state), _, _ = saved

@@ -50,6 +50,7 @@ def test_processes_equal_devices_bit_for_bit(tmp_path):
     np.testing.assert_allclose(my_losses, losses, rtol=1e-6)  # a psum may add in another order
 
 
+@pytest.mark.slow
 def test_checkpoint_of_two_processes(tmp_path):
   code, output = run('resume', tmp_path, 2)
   assert code == 0, output
@@ -59,6 +60,7 @@ def test_checkpoint_of_two_processes(tmp_path):
     assert_same_bits([losses, *through], [again, *restored])
 
 
+@pytest.mark.slow
 def test_a_failure_ends_all(tmp_path):
   begin = time.monotonic()
   code, output = run('fail', tmp_path, 2)

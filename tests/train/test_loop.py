@@ -11,6 +11,8 @@ import pytest
 
 from dct_jax import train
 
+pytestmark = pytest.mark.plain_code
+
 
 def test_totals_are_sums_over_all_steps():
   every = program.Program(8).run(9)

@@ -10,6 +10,8 @@ import pytest
 import dct_jax
 from dct_jax import train
 
+pytestmark = pytest.mark.plain_code
+
 KEYS = {'loss', 'encoded_bytes', 'moved_bytes', 'sent_bytes', 'overflow_bytes', 'density',
         'nonfinite', 'drained'}
 

@@ -10,6 +10,8 @@ import pytest
 import dct_jax
 from dct_jax.train.reshard import NEVER, check, rules
 
+pytestmark = pytest.mark.plain_code
+
 WORKERS = 3
 SHAPES = {'a': (40, 7), 'b': (11,), 'c': (300,), 'd': (5, 5)}
 PARAMS = {k: jnp.zeros(s) for k, s in SHAPES.items()}

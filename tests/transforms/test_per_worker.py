@@ -10,6 +10,8 @@ import dct_jax
 from dct_jax import train
 from dct_jax.train.reshard import MERGE, NEVER, rules
 
+pytestmark = pytest.mark.plain_code
+
 SHAPES = {'a': (3, 5), 'b': (1,)}
 
 

@@ -139,6 +139,7 @@ def test_devices_agree_bit_for_bit_with_simulated_workers():
     np.testing.assert_array_equal(servers[k], theirs[k])
 
 
+@pytest.mark.slow
 def test_any_compressor_in_either_direction():
   top = dct_jax.error_feedback(dct_jax.top_k(0.2, dense_below=8))
   pairs = [(top, dct_jax.cast('float16')), (dct_jax.qsgd(8, 32, dense_below=8), top), (ternary(), top)]

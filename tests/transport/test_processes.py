@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import process
+import pytest
 
 from dct_jax.train import launch
 
@@ -79,6 +80,7 @@ def test_processes_equal_the_simulation_and_have_sent_what_they_say(tmp_path):
   assert sent.pop('auto') <= min(sent.values()) + heads
 
 
+@pytest.mark.slow
 def test_after_a_death_the_others_say_who_and_a_second_launch_goes_on(tmp_path):
   """SIGKILL in mid-training; then the same loss, and the same bits, as a run that nobody disturbed."""
   place = os.environ | launch._place(None, process.WORKERS, 1) | ENVIRONMENT
