@@ -99,7 +99,7 @@ def _shape(namespace, device, link):
   """Shapes what leaves a device.
 
   A link must carry its rate although the kernel's timers are late and every packet passes two shapers, and yet
-  no small message may run ahead of the line. HTB serves both best (docs/transport.md has what else was tried). It
+  no small message may run ahead of the line. HTB serves both best (docs/lab.md has what else was tried). It
   lets a piece go when its bucket is not empty and charges it afterwards, so that the bucket may be much smaller
   than a piece. A token bucket filter must hold the largest piece (64 KB), which is then a free start after every
   rest; or it cuts pieces into packets, which costs more than two cores have at 1 Gbit. After a rest a link
