@@ -121,7 +121,13 @@ def _of_leaf(rule, leaf):
 def _children(node):
   """Names and values of a node's fields, in the order of its leaves."""
   fields, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-  return [(getattr(key, 'name', None) or getattr(key, 'key', None), child) for (key,), child in fields]
+  known = list(getattr(node, '__dataclass_fields__', ()))  # for pytrees whose children have but numbers
+
+  def name(key):
+    found = getattr(key, 'name', None) or getattr(key, 'key', None)
+    return known[found] if isinstance(found, int) and known else found
+
+  return [(name(key), child) for (key,), child in fields]
 
 
 declare(optax.MultiStepsState, acc_grads=MEAN, inner_opt_state=INNER)

@@ -1,5 +1,6 @@
 """Somebody else's compressors, transformation and state take part like ours, by public names alone."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -238,6 +239,17 @@ def test_a_declaration_must_fit_its_class():
     state.declare(Silent, mime=state.SUM)
   with pytest.raises(ValueError, match='addition'):
     state.declare(Silent, mine='addition')
+
+
+def test_a_dataclass_whose_children_have_no_names():
+  @dataclasses.dataclass
+  class Plain:
+    mine: jax.Array
+    ours: jax.Array
+
+  jax.tree_util.register_pytree_node(Plain, lambda x: ((x.mine, x.ours), None), lambda _, c: Plain(*c))
+  state.declare(Plain, mine=state.SUM)
+  assert state.rules(Plain(jnp.zeros(2), jnp.zeros(2))) == [state.SUM, None]
 
 
 def test_a_scalar_cannot_be_of_one_worker():

@@ -28,6 +28,8 @@ def merged(parts: Sequence[Part]) -> tuple[Part, ...]:
   """Neighbours with the same operation as one part: each part costs a round trip."""
   out: list[Part] = []
   for part in parts:
+    if part.op not in _OPS:
+      raise ValueError(f'the operation of a part is one of {tuple(_OPS)}, got {part=}')
     if out and out[-1].op == part.op:
       out[-1] = Part(part.op, out[-1].words + part.words)
     elif part.words:
@@ -51,7 +53,7 @@ class Summation:
     parts = merged(parts)
     if message.size != sum(p.words for p in parts):
       raise ValueError(f'a message must have the words of its parts, got {message.size} words and {parts=}')
-    if axis_name is None:
+    if axis_name is None or not parts:
       return message
     pieces = jnp.split(message, np.cumsum([p.words for p in parts])[:-1])
     if self._transport is None:

@@ -13,14 +13,14 @@ from dct_jax.compressors import linear
 from dct_jax.contract import ADD_F32, TOGETHER, Compressor, Layers, Part, Round, Rounds, Size
 from dct_jax.wire.layout import Layout
 
-TINY = 1e-30  # a column shorter than this has no direction
+DEPENDENT = 1e-5  # of a column's length: what is left of it beside others is rounding
 
 
 @state.own()  # all of it is equal on all workers
 class PowerSgdState(NamedTuple):
   """State of `power_sgd`."""
 
-  q: tuple[jax.Array, ...]  # float32[columns, rank] for each matrix: the last mean's right factor
+  q: tuple[jax.Array, ...]  # float32[columns, rank] for each matrix: the last mean's right factor, near 1
 
 
 @state.own(pending=state.NEVER, live=state.NEVER)
@@ -70,6 +70,7 @@ def power_sgd(rank: int = 2, *, seed: int = 0) -> Compressor:
   """
   if rank < 1 or int(rank) != rank:
     raise ValueError(f'rank must be a whole number of at least 1, got {rank=}')
+  rank = int(rank)
 
   def split(layers):
     return _layout(layers, rank).split(layers)
@@ -111,8 +112,9 @@ def power_sgd(rank: int = 2, *, seed: int = 0) -> Compressor:
     sums = [_product(p, x.T).reshape(m.shape) for p, x, m in zip(carry.p, q, matrices, strict=True)]
     taken = layout.merge([s / workers for s in sums], dense)  # what travels whole leaves nothing
     left = tuple(jnp.where(bad > 0, x, x - t) for x, t in zip(carry.pending, taken, strict=True))
-    stays = lambda new: (bad > 0) | ~(jnp.abs(new) > TINY).any()
-    kept = tuple(jnp.where(stays(new), old, new / workers) for old, new in zip(carry.q, q, strict=True))
+    # Only directions count of a right factor. With a length of its own it would make the next product a square.
+    stays = lambda new: (bad > 0) | ~(new != 0).any()
+    kept = tuple(jnp.where(stays(new), old, _near_one(new)) for old, new in zip(carry.q, q, strict=True))
     return layout.merge(sums, carry.dense), left, PowerSgdState(kept)
 
   def first_words(layers):
@@ -133,7 +135,7 @@ def power_sgd(rank: int = 2, *, seed: int = 0) -> Compressor:
 
 def _layout(layers, rank) -> Layout:
   """Which layers are sent as factors: those for which these are smaller."""
-  thin = lambda x: x.ndim > 1 and rank * (x.size // x.shape[-1] + x.shape[-1]) < x.size
+  thin = lambda x: x.ndim > 1 and x.size and rank * (x.size // x.shape[-1] + x.shape[-1]) < x.size
   factored = tuple(i for i, x in enumerate(layers) if thin(x))
   others = tuple(i for i in range(len(layers)) if i not in factored)
   return Layout(factored, others, tuple(x.size for x in layers), 1)
@@ -152,12 +154,26 @@ def _flat(parts):
 
 
 def _orthonormal(x):
-  """Columns of length one, each at right angles to those before it, by Gram and Schmidt."""
+  """Columns of length one, each at right angles to those before it, by Gram and Schmidt, twice.
+
+  Of a column that depends on others only rounding is left, which points anywhere: it becomes zero. Lengths are
+  taken of columns whose entries are near 1, so that no square is too large or too small.
+  """
   columns: list[jax.Array] = []
   for i in range(x.shape[1]):
-    column = x[:, i]
-    for other in columns:
+    column = _unit(_near_one(x[:, i]))
+    for other in columns * 2:  # once leaves what rounding has left of the others
       column = column - jnp.dot(other, column, precision=lax.Precision.HIGHEST) * other
-    length = jnp.sqrt(jnp.sum(column * column))
-    columns.append(jnp.where(length > TINY, column / jnp.where(length > TINY, length, 1), 0))
+    columns.append(jnp.where(jnp.sum(column * column) > DEPENDENT**2, _unit(column), 0))
   return jnp.stack(columns, axis=1)
+
+
+def _near_one(x):
+  """Divided by its largest magnitude; zeros stay zeros."""
+  largest = jnp.max(jnp.abs(x), initial=0)
+  return x / jnp.where(largest > 0, largest, 1)
+
+
+def _unit(x):
+  length = jnp.sqrt(jnp.sum(x * x))
+  return x / jnp.where(length > 0, length, 1)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dct_jax.compressors import empty_residual
 from dct_jax.state import INNER, NEVER, own
 from dct_jax.transforms.compressed_mean import CompressedMean, CompressedMeanState, Outgoing
 
@@ -122,14 +123,14 @@ def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
   no_handle = lambda: jnp.zeros(1, jnp.uint32)
 
   def init(params):
-    layers = tuple(jnp.zeros(x.shape, jnp.float32) for x in jax.tree.leaves(params))
+    layers = empty_residual(tuple(jax.tree.leaves(params)))
     state = mean.init(params)
     message, carried = mean.steps.empty(layers, state.compressor)
     return StaleMeanState(state, message, jax.tree.map(jnp.copy, carried), jnp.ones(1, jnp.uint32), no_handle())
 
   def update(updates, state, params=None):
     del params
-    like = tuple(jnp.zeros(x.shape, jnp.float32) for x in jax.tree.leaves(updates))
+    like = empty_residual(tuple(jax.tree.leaves(updates)))
     room = mean.steps.room(state.mean, like)._replace(live=state.live.reshape(()))
     before = Outgoing(state.message[:room.capacity], state.compressor, room, like, ())
     # The gradients are there before anybody waits: until then the exchange runs in the background.

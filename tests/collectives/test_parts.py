@@ -73,3 +73,11 @@ def test_neighbours_are_merged():
 def test_a_message_of_another_length_is_refused():
   with pytest.raises(ValueError, match='words of its parts'):
     Summation()(jnp.zeros(4, jnp.uint32), parts_of(9), None)
+
+
+def test_nothing_to_add_up_and_unknown_operations():
+  add = jax.vmap(lambda x: Summation()(x, [Part(OR_U32, 0)], 'data'), axis_name='data')
+  nothing = add(jnp.zeros((3, 0), jnp.uint32))
+  assert nothing.shape == (3, 0)
+  with pytest.raises(ValueError, match='one of'):
+    merged([Part('xor_u32', 1)])

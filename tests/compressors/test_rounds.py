@@ -38,7 +38,7 @@ def test_power_sgd_equals_the_oracle(rank):
       mean, residuals[i], q[i] = oracle.step(grads[i].reshape(workers, *shape), residuals[i], q[i])
       np.testing.assert_allclose(np.asarray(updates[i]).reshape(shape), mean, rtol=2e-3, atol=2e-4)
       np.testing.assert_allclose(np.asarray(state.residual[i]).reshape(workers, *shape), residuals[i], atol=2e-4)
-      np.testing.assert_allclose(state.compressor.q[i], q[i], rtol=2e-3, atol=2e-4)
+      np.testing.assert_allclose(state.compressor.q[i], q[i] / np.abs(q[i]).max(), rtol=2e-3, atol=5e-4)
     for i in (2, 3):
       np.testing.assert_allclose(updates[i], grads[i].mean(0), rtol=1e-5, atol=1e-6)
       assert not np.asarray(state.residual[i]).any()
@@ -52,6 +52,31 @@ def test_a_layer_of_zeros_does_not_end_the_warm_start():
   assert all(np.abs(np.asarray(q)).max() > 0.1 for q in state.compressor.q)
   updates, state = tx.update(tuple(jnp.asarray(g[0]) for g in grads[0]), state)
   assert np.abs(np.asarray(updates[0])).max() > 0.1
+
+
+@pytest.mark.parametrize('rank', [1, 2, 4])
+@pytest.mark.parametrize('scale', [1e-14, 1.0, 1e9])
+def test_a_matrix_of_lower_rank_than_the_factors_arrives_whole(rank, scale):
+  """Columns that depend on others are rounding, and must not be taken for directions; at any size of gradients."""
+  rng = np.random.default_rng(0)
+  g = jnp.asarray(scale * np.outer(rng.standard_normal(40), rng.standard_normal(30)), jnp.float32)
+  tx = dct_jax.compressed_mean(dct_jax.error_feedback(dct_jax.power_sgd(rank)), dct_jax.psum())
+  state, update = tx.init(g), jax.jit(tx.update)
+  for step in range(12):
+    updates, state = update(1e4 * g if step == 4 and scale == 1 else g, state)  # and after a spike
+  np.testing.assert_allclose(updates, g, rtol=0, atol=(3e-2 if scale == 1 else 1e-5) * float(jnp.abs(g).max()))
+
+
+def test_scalars_and_empty_layers_take_part():
+  params = {'w': jnp.zeros((8, 6)), 's': jnp.zeros(()), 'e': jnp.zeros((5, 0))}
+  mean = dct_jax.compressed_mean(dct_jax.error_feedback(dct_jax.power_sgd(1)), dct_jax.psum(), 'data')
+  for tx in (mean, dct_jax.stale_mean(mean)):
+    update, state = dct_jax.simulate(tx, params, workers=2)
+    grads = jax.tree.map(lambda x: jnp.ones((2, *x.shape)), params)
+    for _ in range(2):
+      updates, state = update(grads, state, params)
+    np.testing.assert_allclose(updates['s'], 1.0)
+    np.testing.assert_allclose(updates['w'], np.ones((8, 6)), atol=1e-5)
 
 
 @pytest.mark.parametrize('name', ['power_sgd', 'sign_vote'])
