@@ -1,6 +1,6 @@
 """Native CPU kernels beside their pure-JAX twins. Use these functions, never a twin directly."""
 
-from dct_jax.kernels import bit_packing, blocks, hashing, levels, three_values, zero_runs
+from dct_jax.kernels import bit_packing, bitmaps, blocks, hashing, levels, three_values, zero_runs
 from dct_jax.kernels.blocks import BlockCodec
 from dct_jax.kernels.dispatch import (
     NO_QUOTA,
@@ -13,6 +13,8 @@ from dct_jax.kernels.dispatch import (
     qsgd_round_trip,
     qsgd_sum,
     settle,
+    sketch_insert,
+    sketch_query,
     stop_if,
     three_lc_encode,
     three_lc_sum,
@@ -22,7 +24,7 @@ from dct_jax.kernels.dispatch import (
 )
 
 __all__ = [
-    'BlockCodec', 'NO_QUOTA', 'Selected', 'all_finite', 'bit_packing', 'blocks', 'encode', 'hashing',
-    'levels', 'native_in_use', 'pack', 'qsgd_encode', 'qsgd_round_trip', 'qsgd_sum', 'settle', 'stop_if',
-    'three_lc_encode', 'three_lc_sum', 'three_values', 'threshold', 'unpack_sum', 'use_native', 'zero_runs',
+    'BlockCodec', 'NO_QUOTA', 'Selected', 'all_finite', 'bit_packing', 'bitmaps', 'blocks', 'encode', 'hashing',
+    'levels', 'native_in_use', 'pack', 'qsgd_encode', 'qsgd_round_trip', 'qsgd_sum', 'settle', 'sketch_insert',
+    'sketch_query', 'stop_if', 'three_lc_encode', 'three_lc_sum', 'three_values', 'threshold', 'unpack_sum', 'use_native', 'zero_runs',
 ]

@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dct_jax import native
-from dct_jax.kernels import blocks, levels, qsgd_twin, select_twin, stop_twin, stream_twin, three_lc_twin
+from dct_jax.kernels import blocks, levels, qsgd_twin, select_twin, sketch_twin, stop_twin, stream_twin, three_lc_twin
 from dct_jax.kernels.blocks import Layers, Shapes
 from dct_jax.kernels.select_twin import NO_QUOTA
 from dct_jax.wire.format import VALUE_CODES, index_code
@@ -302,3 +302,45 @@ def three_lc_sum(words: jax.Array, layers: Shapes,
   if native_in_use():
     return _sum_natively('three_lc_sum', words, layers, dense)
   return three_lc_twin.sum_messages(words, layers, dense)
+
+
+def sketch_insert(ids: jax.Array, count: ArrayLike, values: jax.Array, keys: jax.Array, *, buckets: int,
+                  by_id: bool = False) -> jax.Array:
+  """A count-sketch of blocks: every entry is added, with a sign, to one bucket of each row.
+
+  Args:
+    ids: uint32, numbers of the blocks; the first `count` mean something.
+    count: uint32.
+    values: float32[blocks, unit], in the order of `ids`; with `by_id`, block i is row i.
+    keys: uint32[r] of the hash functions, from `hashing.keys`.
+    buckets: of a row.
+    by_id: see `values`.
+
+  Returns:
+    float32[r, buckets]. Sketches add up to the sketch of the sum.
+  """
+  if native_in_use():
+    return native.call('sketch_insert', [_shape((keys.size, buckets), jnp.float32)],
+                       [_control(count), ids, values, keys], by_id=by_id)[0]
+  return sketch_twin.insert(ids, jnp.asarray(count), values, keys, buckets, by_id)
+
+
+def sketch_query(ids: jax.Array, count: ArrayLike, table: jax.Array, keys: jax.Array, *, unit: int,
+                 rows: int = 0) -> jax.Array:
+  """What a sketch says about blocks: the median over its rows, of an even number the mean of the middle two.
+
+  Args:
+    ids: as in `sketch_insert`.
+    count: likewise.
+    table: float32[r, buckets].
+    keys: as it was made with.
+    unit: entries of a block.
+    rows: not 0 puts block i into row i of float32[rows, unit], zero elsewhere.
+
+  Returns:
+    float32[ids, unit], zero from `count` on; or see `rows`.
+  """
+  if native_in_use():
+    return native.call('sketch_query', [_shape((rows or ids.size, unit), jnp.float32)],
+                       [_control(count), ids, table, keys], by_id=bool(rows))[0]
+  return sketch_twin.query(ids, jnp.asarray(count), table, keys, unit, rows)

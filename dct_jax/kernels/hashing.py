@@ -31,3 +31,9 @@ def checksum(words: jax.Array, length: jax.Array) -> jax.Array:
   x = (x ^ x >> 16) * u32(0x7FEB352D)
   x = x ^ x >> 15
   return jnp.sum(jnp.where((i < length) & (i != 5), x, 0), dtype=jnp.uint32)
+
+
+def keys(seed: Any, step: Any, count: int) -> jax.Array:
+  """uint32[count]: keys of hash functions, others in every step, the same for whoever has the same numbers."""
+  start = mix(mix(u32(seed) + u32(GOLDEN)) ^ u32(step))
+  return mix(start ^ jnp.arange(count, dtype=jnp.uint32) * u32(GOLDEN))

@@ -18,6 +18,8 @@
   each(qsgd_sum)              \
   each(three_lc_encode)       \
   each(three_lc_sum)          \
+  each(sketch_insert)         \
+  each(sketch_query)          \
   each(gather_messages)       \
   each(scatter_messages)      \
   each(reduce_messages)       \
@@ -112,6 +114,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in loader.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 9);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 10);
   return self;
 }

@@ -11,7 +11,6 @@
 #include "common/floats.h"
 #include "common/integers.h"
 
-#define DCT_INLINE inline __attribute__((always_inline))
 
 namespace dct {
 
@@ -30,18 +29,8 @@ inline int64_t qsgd_words(int64_t count, int bits, int64_t bucket) {
   return ceil_div(count, bucket) + qsgd_code_words(count, bits);
 }
 
-// Two rounds of xor-shift-multiply (the constants are those of "lowbias32"): every input bit turns every
-// output bit about half of the time.
-DCT_INLINE uint32_t qsgd_mix(uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x7FEB352Du;
-  x ^= x >> 15;
-  x *= 0x846CA68Bu;
-  return x ^ (x >> 16);
-}
-
 // What the random bits of a step are drawn with.
-inline uint32_t qsgd_key(uint32_t seed) { return qsgd_mix(seed + 0x9E3779B1u); }
+inline uint32_t qsgd_key(uint32_t seed) { return mix_all(seed + 0x9E3779B1u); }
 
 // The bits of the largest magnitude. Magnitudes order like the integers that they look like, and a
 // maximum of integers becomes vector code without further permission.
@@ -64,7 +53,7 @@ DCT_INLINE void qsgd_codes(const float* x, int n, uint32_t index, uint32_t key, 
     const uint32_t raw = float_to_bits(x[i]);
     float t = bits_to_float(raw & 0x7FFFFFFFu) * factor;
     t = t < limit ? t : limit;
-    int32_t q = (int32_t(t) + int32_t(qsgd_mix((index + uint32_t(i)) ^ key) >> 16)) >> 16;
+    int32_t q = (int32_t(t) + int32_t(mix_all((index + uint32_t(i)) ^ key) >> 16)) >> 16;
     q = q < s ? q : s;
     const int32_t sign = int32_t(raw) >> 31;
     code[i] = uint8_t((q ^ sign) - sign + s);
