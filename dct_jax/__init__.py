@@ -13,8 +13,10 @@ from dct_jax.collectives import (
     all_gather,
     open_exchange,
     psum,
+    s2,
     sparse_all_reduce,
     streams,
+    union_sum,
 )
 from dct_jax.compressors import (
     block_top_k,
@@ -61,7 +63,7 @@ __all__ = [
     'Stream', 'Transport', 'accumulate', 'all_gather', 'block_top_k', 'bucket_top_k', 'bucketed_mean',
     'cast', 'compressed_mean', 'connect', 'contract', 'dct_dp', 'dct_threshold', 'dense_mean', 'error_feedback',
     'identity', 'init', 'int8', 'local_value_and_grad', 'make_mesh', 'one_bit', 'open_exchange', 'per_worker',
-    'power_sgd', 'psum', 'push_pull', 'qsgd', 'random_k', 'sampled_top_k', 'server_params', 'sign_vote', 'simulate',
-    'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state', 'state_specs', 'stochastic_ternary', 'streams',
-    'three_lc', 'top_k', 'vmap_axes', 'whole_room', '__version__',
+    'power_sgd', 'psum', 'push_pull', 'qsgd', 'random_k', 's2', 'sampled_top_k', 'server_params', 'sign_vote',
+    'simulate', 'sparse_all_reduce', 'sparse_boundary', 'stale_mean', 'state', 'state_specs', 'stochastic_ternary',
+    'streams', 'three_lc', 'top_k', 'union_sum', 'vmap_axes', 'whole_room', '__version__',
 ]

@@ -231,7 +231,7 @@ class Reduced(NamedTuple):
   dense: jax.Array  # bool: everything travelled, residual included
   receipt: Receipt
   state: Any
-  absorbed: Any = None  # of a compressor with rounds: its residual and state
+  absorbed: Any = None  # residual and compressor's state that the answer gives; a state of None stays as it is
 
 
 class Collective(NamedTuple):

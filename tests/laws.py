@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import dct_jax
 from dct_jax import contract
-from dct_jax.collectives import all_gather, psum, sparse_all_reduce
+from dct_jax.collectives import all_gather, psum, s2, sparse_all_reduce, union_sum
 from dct_jax.collectives.algorithms import ALGORITHMS
 
 # name -> factory(value_codec)
@@ -46,6 +46,8 @@ COLLECTIVES = {
     'all_gather': lambda: all_gather(rungs=3, dense_fallback=False),
     'all_gather_dense': lambda: all_gather(rungs=2, dense_fallback=True),
     'psum': psum,
+    'union_sum': lambda: union_sum(rungs=3),
+    's2': lambda: s2(0.7, feed_back=True, rungs=3),  # so that even what a sketch loses is made up for
     **{name: lambda name=name: sparse_all_reduce(name, dense_fallback=False, rungs=3) for name in REDUCTIONS},
 }
 BITWISE = ('all_gather', *REDUCTIONS)  # a dense psum may add in another order
@@ -77,6 +79,9 @@ def _derive_pairs():
       yield name, 'all_gather_dense'
     if compressor.stream is not None:
       yield name, next(turns)
+      if name in CORE or compressor.stream.unit > 1:
+        yield name, 'union_sum'
+        yield name, 's2'
 
 
 PAIRS = list(_derive_pairs())

@@ -100,7 +100,8 @@ def test_shard_map_equals_vmap(name, collective, workers):
   assert real._cache_size() == 1
 
 
-@pytest.mark.parametrize(('name', 'collective'), [('dct', 'all_gather'), ('identity', 'psum')])
+@pytest.mark.parametrize(('name', 'collective'), [
+    ('dct', 'all_gather'), ('identity', 'psum'), ('block_top_k', 'union_sum'), ('block_top_k', 's2')])
 def test_pmap_equals_vmap(name, collective):
   tx = laws.transform(name, collective)
   step, state = laws.simulated(name, collective, 4)

@@ -16,7 +16,7 @@ from jax import lax
 from dct_jax import axes
 from dct_jax.arrays import ceil_div, floats_of, words_of
 from dct_jax.collectives.accounts import STREAM_HEAD, check_size
-from dct_jax.contract import ADD_F32, ADD_U32, MAX_U32, OR_U32, Part
+from dct_jax.contract import ADD_F32, ADD_U32, MAX_U32, OR_U32, Part, as_bytes
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.wire.exchanges import Algorithm, Op, Settings
 
@@ -113,3 +113,35 @@ def or_words(words: jax.Array, axis_name: axes.AxisName) -> jax.Array:
 def _in_one_round(words, workers):
   """Whether gathering whole messages sends hardly more than dealing them out, or less than a round trip costs."""
   return workers <= 4 or words <= ONE_ROUND_WORDS
+
+
+def or_with_notes(add: Summation, words: jax.Array, notes: jax.Array,
+                  axis_name: axes.AxisName | None) -> tuple[jax.Array, jax.Array]:
+  """The OR of all workers' words, and everybody's notes, in one exchange.
+
+  A worker writes its notes to a place that is zero in all others' messages, so that OR-ing them is gathering them.
+
+  Args:
+    add: of the workers.
+    words: uint32.
+    notes: uint32, as many on every worker.
+    axis_name: of the workers.
+
+  Returns:
+    The words, and the notes, uint32[workers, notes].
+  """
+  workers = axes.axis_size(axis_name)
+  mine = jnp.zeros((workers, notes.size), jnp.uint32).at[axes.worker(axis_name)].set(notes)
+  total = add(jnp.concatenate([mine.reshape(-1), words]), or_parts(words.size, notes.size, workers), axis_name)
+  return total[mine.size:], total[:mine.size].reshape(mine.shape)
+
+
+def or_parts(words: int, notes: int, workers: int) -> tuple[Part, ...]:
+  """The message of `or_with_notes`."""
+  return (Part(OR_U32, workers * notes + words),)
+
+
+def traffic(add: Summation, messages: Sequence[Sequence[Part]], workers: int) -> tuple[jax.Array, jax.Array]:
+  """Bytes that a worker puts into collectives for some messages, and those that it sends for them."""
+  moved = sum(4 * part.words for parts in messages for part in parts)
+  return as_bytes(moved), as_bytes(sum(add.sent_bytes(parts, workers) for parts in messages))

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from dct_jax import axes
-from dct_jax.collectives.parts import Summation
-from dct_jax.contract import Collective, Packed, Receipt, Reduced, Room, Unpacked, as_bytes
+from dct_jax.collectives.parts import Summation, traffic
+from dct_jax.contract import Collective, Packed, Receipt, Reduced, Room, Unpacked
 from dct_jax.transport import Transport
 
 
@@ -83,7 +83,6 @@ def _finish(rounds, layers, packed, carry, state, axis_name, add) -> Reduced:
 
 def _receipt(messages, add, workers, density) -> Receipt:
   """Of messages with such parts, one a round."""
-  words = sum(part.words for parts in messages for part in parts)
-  return Receipt(encoded_bytes=as_bytes(4 * words), moved_bytes=as_bytes(4 * words),
-                 sent_bytes=as_bytes(sum(add.sent_bytes(parts, workers) for parts in messages)),
-                 overflow_bytes=jnp.uint32(0), density=density)
+  moved, sent = traffic(add, messages, workers)
+  return Receipt(encoded_bytes=moved, moved_bytes=moved, sent_bytes=sent, overflow_bytes=jnp.uint32(0),
+                 density=density)

@@ -7,7 +7,7 @@ from typing import Any
 import optax
 
 from dct_jax import axes, compressors
-from dct_jax.collectives import psum
+from dct_jax.collectives.psum import psum
 from dct_jax.compressors import fraction, stream
 from dct_jax.contract import Collective
 from dct_jax.transforms.compressed_mean import compressed_mean

@@ -164,7 +164,7 @@ def compressed_mean(
     bad = (reduced.nonfinite + reduced.corrupt) > 0
     if reduced.absorbed is not None:
       residual, absorbed = reduced.absorbed
-      state = state._replace(residual=residual or (), compressor=absorbed)
+      state = state._replace(residual=residual or (), compressor=state.compressor if absorbed is None else absorbed)
     elif compressor.feedback:
       mode = jnp.where(bad, TAKE_BACK, jnp.where(reduced.dense, CLEAR, KEEP))
       state = state._replace(residual=compressor.settle(mode, outgoing.message, state.residual, outgoing.compressor))

@@ -1,6 +1,7 @@
 """S2 Reducer's Algorithm 1, and the sum of the union, written from the paper and docs/wire_format.md alone."""
 
 import numpy as np
+
 from reference.qsgd import MASK, mix
 
 GOLDEN = 0x9E3779B1
