@@ -35,7 +35,13 @@ class S2State(NamedTuple):
   worker_lambda: jax.Array  # float32: numbers of the last sketch over a worker's entries, the paper's lambda
   union_lambda: jax.Array  # float32: and over the union's entries, which decides the error
 
+  @classmethod
+  def first(cls) -> S2State:
+    """Before the first step."""
+    return cls(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+
   def metrics(self) -> dict[str, jax.Array]:
+    """For the accounts of a step."""
     return {'s2_lambda': self.worker_lambda, 's2_union_lambda': self.union_lambda}
 
 
@@ -218,10 +224,6 @@ def s2(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 'float32'
     raise ValueError(f'only the error of one row is a sum of workers\' errors, as a median is not linear, got {rows=}')
   add = Summation(transport)
 
-  def init(size):
-    del size
-    return S2State(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-
   def reduce(compressor, layers, packed, old_state, state, room, axis_name):
     del room
     own = stream_blocks.read(compressor, packed.message, layers, old_state)
@@ -247,7 +249,7 @@ def s2(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 'float32'
     if feed_back and not compressor.feedback:
       raise ValueError('feed_back needs a residual to go to: wrap the compressor in error_feedback')
 
-  return Collective(init, stream_blocks.whole_message, reduce, check)
+  return Collective(lambda size: S2State.first(), stream_blocks.whole_message, reduce, check)
 
 
 def _feed_back(blocks):

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from dct_jax import axes
+from dct_jax.state import INNER, NEVER, own
 from dct_jax.tables.layout import TableLayout
+from dct_jax.tables.optimizers import RowOptimizer
 from dct_jax.wire import values
 
 CODECS = ('float32', 'float16', 'int8')
@@ -23,6 +25,15 @@ class Asked(NamedTuple):
   ids: jax.Array  # int32[workers, batch, slots]
 
 
+@own(inner=INNER, tables=NEVER, rows=NEVER)
+class RowsState(NamedTuple):
+  """State of a training with tables. They are here, not among the parameters, as every worker has its own."""
+
+  inner: Any  # of the optimizer of everything else
+  tables: Any  # float32[rows, width], by worker
+  rows: Any  # of the optimizer of rows, by worker
+
+
 class RowExchange:
   """Rows from their owners, and gradients to them, in all-to-alls: every row travels once each way.
 
@@ -32,6 +43,8 @@ class RowExchange:
     codec: how rows and gradients travel: 'float32', 'float16', or 'int8' with a scale for each row.
     column: the column of a batch that says which rows it wants; steps and pipelines ask `wanted` for it.
   """
+
+  replicated = False
 
   def __init__(self, layout: TableLayout, axis_name: str | None = 'data', *, codec: str = 'float32',
                column: str = 'categories'):
@@ -90,6 +103,13 @@ class RowExchange:
     spread = empty.at[:, self._place].set(gradients).reshape(batch, workers, slots, width)
     received = self._travel(spread.swapaxes(0, 1))
     return asked.ids.reshape(-1), received.reshape(-1, width)
+
+  def absorb(self, optimizer: RowOptimizer, state: RowsState, gradients: jax.Array,
+             asked: Asked) -> tuple[RowsState, int]:
+    """The state after a step, from the gradients of the rows of `fetch`; and the bytes that a worker sends for it."""
+    ids, at_home = self.give_back(gradients, asked)
+    tables, rows = optimizer.update(state.tables, state.rows, ids, at_home)
+    return RowsState(state.inner, tables, rows), self.sent_bytes(gradients.shape[0], gradients.shape[2])
 
   def sent_bytes(self, batch: int, width: int) -> int:
     """Of one worker in one step, both ways, the questions included."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +12,25 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import kernels
-from dct_jax.state import INNER, NEVER, own
-from dct_jax.tables.exchange import RowExchange
+from dct_jax.tables.exchange import RowsState
 from dct_jax.tables.optimizers import RowOptimizer
 from dct_jax.train import step as steps
 from dct_jax.transforms import local_value_and_grad
 
 
-@own(inner=INNER, tables=NEVER, rows=NEVER)
-class RowsState(NamedTuple):
-  """State of a training with tables. They are here, not among the parameters, as every worker has its own."""
+class Exchange(Protocol):
+  """Where rows come from and their gradients go to: a `RowExchange`, or `ReplicatedRows`."""
 
-  inner: Any  # of the optimizer of everything else
-  tables: Any  # float32[rows, width], by worker
-  rows: Any  # of the optimizer of rows, by worker
+  replicated: bool  # whether every worker has all tables
+
+  @property
+  def workers(self) -> int: ...
+
+  def wanted(self, batch: Mapping[str, Any]) -> Any: ...
+
+  def fetch(self, tables: Any, ids: Any) -> tuple[Any, Any]: ...
+
+  def absorb(self, optimizer: RowOptimizer, state: Any, gradients: Any, asked: Any) -> tuple[Any, Any]: ...
 
 
 def init_rows(optimizer: RowOptimizer, tables: jax.Array, opt_state: Any, specs: Any, mesh: Mesh,
@@ -51,17 +56,17 @@ def init_rows(optimizer: RowOptimizer, tables: jax.Array, opt_state: Any, specs:
           RowsState(specs, shard, jax.tree.map(lambda _: shard, rows)))
 
 
-def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: RowExchange,
-                  mesh: Mesh, specs: RowsState, axis_name: str = 'data') -> Callable:
+def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: Exchange,
+                  mesh: Mesh, specs: Any, axis_name: str = 'data') -> Callable:
   """One training step on all workers, as `make_step` makes it, with tables.
 
   Args:
     loss_fn: (params, rows, batch) -> (loss of this worker's part of the batch, dict of scalars).
     tx: a chain with a compressed mean over `axis_name` in it, for the parameters.
     optimizer: a `RowOptimizer`. It sees the mean over workers, as `tx` does.
-    exchange: where rows come from.
+    exchange: where rows come from: a `RowExchange`, or `ReplicatedRows`.
     mesh: from `make_mesh`.
-    specs: from `init_rows`.
+    specs: from `init_rows`, or `ReplicatedRows.init`.
     axis_name: axis of the workers.
 
   Returns:
@@ -86,21 +91,20 @@ def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer
       donate_argnums=(0, 1))
 
 
-def update_all(tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: RowExchange, params: Any,
-               state: RowsState, grads: Any, row_grads: jax.Array, asked: Any) -> tuple[Any, RowsState, dict]:
+def update_all(tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: Exchange, params: Any,
+               state: Any, grads: Any, row_grads: Any, asked: Any) -> tuple[Any, Any, dict]:
   """Parameters and tables after a step, from this worker's gradients; and what was sent for them."""
   updates, inner = tx.update(grads, state.inner, params)
   # As in a compressed mean: what is not a number never enters, and a step that it skips is skipped here, too.
-  good = (kernels.all_finite((row_grads,)).reshape(()) != 0) & (
+  good = (kernels.all_finite(tuple(jax.tree.leaves(row_grads))).reshape(()) != 0) & (
       steps.skipped_steps(inner) == steps.skipped_steps(state.inner))
-  ids, at_home = exchange.give_back(jnp.where(good, row_grads / exchange.workers, 0), asked)
-  tables, row_state = optimizer.update(state.tables, state.rows, ids, at_home)
-  sent = exchange.sent_bytes(row_grads.shape[0], row_grads.shape[2])
-  account = steps.accounts(inner) | {'row_bytes': jnp.float32(sent)}
-  return optax.apply_updates(params, updates), RowsState(inner, tables, row_state), account
+  given = jax.tree.map(lambda g: jnp.where(good, g / exchange.workers, 0), row_grads)
+  state, sent = exchange.absorb(optimizer, state._replace(inner=inner), given, asked)
+  account = steps.accounts(state) | {'row_bytes': jnp.float32(sent)}
+  return optax.apply_updates(params, updates), state, account
 
 
-def make_row_predictor(apply_fn: Callable, exchange: RowExchange, mesh: Mesh,
+def make_row_predictor(apply_fn: Callable, exchange: Exchange, mesh: Mesh,
                        axis_name: str = 'data') -> Callable:
   """(params, state, batch) -> NumPy outputs for all workers' examples, in order.
 
@@ -116,5 +120,6 @@ def make_row_predictor(apply_fn: Callable, exchange: RowExchange, mesh: Mesh,
     rows, _ = exchange.fetch(tables, exchange.wanted(batch))
     return apply_fn(params, rows, batch)
 
-  compiled = jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=(whole, shard, shard), out_specs=shard))
+  where = whole if exchange.replicated else shard
+  compiled = jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=(whole, where, shard), out_specs=shard))
   return lambda params, state, batch: steps.gathered(compiled(params, state.tables, batch))

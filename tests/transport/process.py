@@ -11,14 +11,15 @@ import sys
 import jax
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'train'))
 
 import program
 
 import dct_jax
-from dct_jax import train
-from dct_jax.collectives import Costs, all_gather, sparse_all_reduce
+from dct_jax import tables, train
+from dct_jax.collectives import Costs, all_gather, s2, sparse_all_reduce, union_sum
 
 WORKERS, STEPS, DEATH, LAST = 3, 5, 6, 8
 COSTS = Costs.of_network(WORKERS, 1e3, 0.0)  # bytes decide
@@ -29,7 +30,36 @@ COLLECTIVES = {
     'split_all_gather': lambda t: sparse_all_reduce('split_all_gather', t),
     'recursive_double': lambda t: sparse_all_reduce('recursive_double', t),
     'auto': lambda t: sparse_all_reduce('auto', t, costs=COSTS, dense_fallback=False),
+    'union_sum': lambda t: union_sum(transport=t),
+    's2': lambda t: s2(0.5, transport=t),
 }
+# name -> transport -> reducer of rows
+REDUCERS = {
+    'gather': lambda t: tables.gather_rows(transport=t),
+    'split': tables.split_rows,
+    'union': lambda t: tables.union_rows(transport=t),
+    'sketch': lambda t: tables.sketch_rows(0.5, 3, transport=t),
+    'narrow': lambda t: tables.sketch_rows(2.0, values='int16', transport=t),
+    'dense': lambda t: tables.dense_rows(transport=t),
+}
+ROWS, WIDTH, IDS = 97, 5, 24
+
+
+def draw_rows(workers):
+  """Ids that repeat, some of them no rows of the table, and one row on worker 0 whose gradients add up to zero."""
+  rng = np.random.default_rng(0)
+  ids = (ROWS * rng.random((workers, IDS)) ** 3).astype(np.int32)
+  values = rng.integers(-50, 50, (workers, IDS, WIDTH)).astype(np.float32)  # exact in any order
+  ids[0, :2], values[0, 1] = 91, -values[0, 0]
+  ids[:, -1] = ROWS + 5
+  return ids, values
+
+
+def make_reduction(reducer, mesh):
+  """(ids, values) of all workers -> their sum, as a jitted function of global arrays."""
+  one = lambda ids, values: reducer.reduce(
+      tables.as_stream(ids[0], values[0], ROWS), ROWS, reducer.init(), 'data')
+  return jax.jit(jax.shard_map(one, mesh=mesh, in_specs=P('data'), out_specs=P()))
 
 
 def make_server(transport=None):
@@ -85,6 +115,12 @@ def main(task, directory):
       before = transport.traffic().sent_bytes
       result = run(make(name, transport), STEPS)
       save(directory / f'{name}{me}.npz', result, traffic=transport.traffic().sent_bytes - before)
+    given = train.share_batch(draw_rows(WORKERS), dct_jax.make_mesh())
+    for name, make_reducer in REDUCERS.items():
+      reducer, before = make_reducer(transport), transport.traffic().sent_bytes
+      ids, values, _, sent = jax.device_get(make_reduction(reducer, dct_jax.make_mesh())(*given))
+      np.savez(directory / f'rows_{name}{me}.npz', ids=ids, values=values, sent=sent,
+               traffic=transport.traffic().sent_bytes - before)
   elif task == 'die':
     p, calls = make('split_all_gather', transport, losses=transport), iter(range(LAST))
     step = p.step

@@ -1,0 +1,224 @@
+"""Sums of row-sparse gradients over workers, for tables that every worker has: which rows travel, and how.
+
+A reducer takes each worker's rows, every row once, and gives the rows that somebody has, summed. Nothing as large as a
+table is made on the way (but by `dense_rows`, which is there to be compared with).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dct_jax import axes
+from dct_jax.arrays import Stream, floats_of, u32, words_of
+from dct_jax.collectives.accounts import FRAME_HEAD, check_size, mean_words
+from dct_jax.collectives.blocks import Listed
+from dct_jax.collectives.parts import Summation, traffic
+from dct_jax.collectives.s2 import S2State, Sketch, sum_sketched
+from dct_jax.collectives.union_sum import lengths, sum_union
+from dct_jax.contract import ADD_F32, Part, as_bytes
+from dct_jax.tables.optimizers import sum_duplicates
+from dct_jax.transport import Transport, gather_messages, is_bulk, scatter_messages
+
+RUNGS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class RowReducer:
+  """How rows become a sum over workers.
+
+  Attributes:
+    init: () -> state, equal on all workers.
+    reduce: (a worker's rows as a `Stream` with values float32[capacity, width], number of rows of the table, state,
+      axis_name) -> (ids int32[n], gradients float32[n, width], state, bytes that a worker sends). What comes back is
+      equal on all workers; ids may repeat, and a number that is no row stands where there is none.
+  """
+
+  init: Callable[[], Any]
+  reduce: Callable[[Stream, int, Any, axes.AxisName | None], tuple[jax.Array, jax.Array, Any, jax.Array]]
+
+
+def as_stream(ids: jax.Array, gradients: jax.Array, rows: int) -> Stream:
+  """The rows of a batch, each once, its gradients added up; a row whose gradients add up to zero is still a row.
+
+  Args:
+    ids: int[n], which may repeat.
+    gradients: float[n, width].
+    rows: of the table; ids beyond them are left out.
+
+  Raises:
+    ValueError: for no ids at all, or shapes that do not fit.
+  """
+  if not ids.size or not rows:
+    raise ValueError(f'a gradient of rows needs at least one id, and a table at least one row, got {ids.shape=} and '
+                     f'{rows=}')
+  known = jnp.where((ids >= 0) & (ids < rows), ids, rows)
+  distinct, sums = sum_duplicates(known, gradients.astype(jnp.float32), rows)
+  return Stream(u32(distinct), sums, jnp.sum(distinct < rows, dtype=jnp.uint32))
+
+
+def gather_rows(*, transport: Transport | None = None, rungs: int = RUNGS) -> RowReducer:
+  """Everybody's rows to everybody: P - 1 times what a worker has is sent, and every worker adds up all of it.
+
+  Args:
+    transport: from `dct_jax.connect`; as many rows travel as there are. Without one they travel through XLA, in one of
+      a few lengths, which all workers agree on first.
+    rungs: how many.
+  """
+  channel = 0 if transport is None else transport.open()
+
+  def reduce(stream, rows, state, axis_name):
+    if axis_name is None:
+      return *_alone(stream, rows), state, jnp.uint32(0)
+    if transport is None:
+      return _gather_through_xla(stream, rows, state, axis_name, rungs)
+    check_size(transport, axis_name)
+    everyone, sent = _gather(_message(stream), channel, transport.size)
+    return *_read(everyone, rows, stream.values.shape[1]), state, sent
+
+  return RowReducer(lambda: (), reduce)
+
+
+def split_rows(transport: Transport) -> RowReducer:
+  """SparCML's SSAR_Split_AllGather: every worker adds up the rows that it owns, and shows them to all.
+
+  Rows are dealt out one by one: with words in the order of their frequency, the owner of a contiguous slice has four
+  to five times as many as the mean.
+
+  Args:
+    transport: from `dct_jax.connect`.
+  """
+  push, show = transport.open(), transport.open()
+
+  def reduce(stream, rows, state, axis_name):
+    if axis_name is None:
+      return *_alone(stream, rows), state, jnp.uint32(0)
+    check_size(transport, axis_name)
+    workers, width = transport.size, stream.values.shape[1]
+    messages = _to_owners(stream, workers)
+    ids, values = _read(scatter_messages(messages, push), rows, width)
+    most = min(ids.size, -(-rows // workers))
+    mine = as_stream(ids, values, rows)
+    mine = Stream(mine.indices[:most], mine.values[:most], mine.count)
+    away = jnp.sum(messages[:, 1], dtype=jnp.uint32) - messages[axes.worker(axis_name), 1]
+    everyone, sent = _gather(_message(mine, away), show, workers)
+    sent += 4 * mean_words(everyone[:, 2]) + as_bytes(FRAME_HEAD * (workers - 1))
+    return *_read(everyone, rows, width), state, sent
+
+  return RowReducer(lambda: (), reduce)
+
+
+def union_rows(*, transport: Transport | None = None, rungs: int = RUNGS) -> RowReducer:
+  """The exact sum of the union's rows: an OR of bitmaps, then a plain sum; see `dct_jax.union_sum`."""
+  add = Summation(transport)
+
+  def reduce(stream, rows, state, axis_name):
+    total = sum_union(Listed(stream, rows), jnp.zeros(0, jnp.float32), stream.count.reshape(1), add, axis_name, rungs)
+    return *_rows_of(total), state, total.sent
+
+  return RowReducer(lambda: (), reduce)
+
+
+def sketch_rows(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 'float32', seed: int = 0,
+                rungs: int = 16, transport: Transport | None = None) -> RowReducer:
+  """S2 Reducer of rows: unbiased, with an error that depends on `lam`; arguments as for `dct_jax.s2`."""
+  sketch = Sketch(lam, rows, of, values, seed, rungs).check()
+  add = Summation(transport)
+
+  def reduce(stream, table_rows, state, axis_name):
+    blocks = Listed(stream, table_rows)
+    most = blocks.most * (axes.axis_size(axis_name) if of == 'union' else 1)
+    steps = sketch.lengths(blocks.most * blocks.unit // 2, min(most, table_rows) * blocks.unit)
+    total, new, _ = sum_sketched(blocks, jnp.zeros(0, jnp.float32), stream.count.reshape(1), sketch, steps, state,
+                                 add, axis_name)
+    return *_rows_of(total), new, total.sent
+
+  return RowReducer(S2State.first, reduce)
+
+
+def dense_rows(*, transport: Transport | None = None) -> RowReducer:
+  """A plain sum of whole tables, zeros and all: what every other reducer is compared with."""
+  add = Summation(transport)
+
+  def reduce(stream, rows, state, axis_name):
+    used = jnp.arange(stream.indices.size, dtype=jnp.uint32) < stream.count
+    empty = axes.vary_as(jnp.zeros((rows, stream.values.shape[1]), jnp.float32), stream)
+    table = empty.at[jnp.where(used, stream.indices, u32(rows))].set(stream.values, mode='drop')
+    parts = (Part(ADD_F32, table.size),)
+    total = floats_of(add(words_of(table.reshape(-1)), parts, axis_name)).reshape(table.shape)
+    _, sent = traffic(add, (parts,), axes.axis_size(axis_name))
+    return jnp.arange(rows, dtype=jnp.int32), total, state, sent
+
+  return RowReducer(lambda: (), reduce)
+
+
+# A message of rows: their number, the words that are used (as in every message), a note, and a record for each row,
+# which is its number and its values.
+_HEAD = 3
+
+
+def _message(stream, note=0):
+  records = jnp.concatenate([stream.indices[:, None], words_of(stream.values)], axis=1)
+  head = jnp.stack([stream.count, _HEAD + stream.count * u32(records.shape[1]), u32(note)])
+  return jnp.concatenate([head, records.reshape(-1)])
+
+
+def _read(messages, rows, width):
+  """Ids int32[n] and values float32[n, width] of several messages, one after the other."""
+  records = messages[:, _HEAD:].reshape(messages.shape[0], -1, 1 + width)
+  used = jnp.arange(records.shape[1], dtype=jnp.uint32) < messages[:, :1]
+  ids = jnp.where(used & (records[..., 0] < rows), records[..., 0], u32(rows)).astype(jnp.int32)
+  values = jnp.where(used[..., None], floats_of(records[..., 1:]), 0)
+  return ids.reshape(-1), values.reshape(-1, width)
+
+
+def _gather(message, channel, workers):
+  """All messages, and the bytes that a worker sends for them, on average."""
+  everyone = gather_messages(message, channel, workers, is_bulk(message.size // 2))
+  return everyone, (4 * mean_words(everyone[:, 1]) + FRAME_HEAD) * u32(workers - 1)
+
+
+def _to_owners(stream, workers):
+  """A message for the owner of each row: row i belongs to worker i modulo their number."""
+  used = jnp.arange(stream.indices.size, dtype=jnp.uint32) < stream.count
+  owner = jnp.where(used, stream.indices % workers, u32(workers)).astype(jnp.int32)
+  at = lambda w: jnp.cumsum(owner == w) - 1
+  place = jnp.sum(jnp.stack([jnp.where(owner == w, at(w), 0) for w in range(workers)]), axis=0)
+
+  def to(w):
+    where = jnp.where(owner == w, place, stream.indices.size)
+    move = lambda x: jnp.zeros_like(x).at[where].set(x, mode='drop')
+    return _message(Stream(move(stream.indices), move(stream.values), jnp.sum(owner == w, dtype=jnp.uint32)))
+
+  return jnp.stack([to(w) for w in range(workers)])
+
+
+def _gather_through_xla(stream, rows, state, axis_name, rungs):
+  workers, width = axes.axis_size(axis_name), stream.values.shape[1]
+  message, steps = _message(stream), lengths(stream.indices.size, rungs)
+  most = lax.pmax(stream.count, axis_name)
+
+  def exchange(length):
+    part = message[:_HEAD + length * (1 + width)]
+    ids, values = _read(axes.gather(part, axis_name), rows, width)
+    rest = workers * stream.indices.size - ids.size
+    return (jnp.pad(ids, (0, rest), constant_values=rows), jnp.pad(values, ((0, rest), (0, 0))), state,
+            as_bytes(4 * part.size * (workers - 1)))
+
+  branches = [lambda n=n: exchange(n) for n in steps]
+  rung = jnp.sum(jnp.array(steps, jnp.uint32) < most, dtype=jnp.int32)
+  return lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
+
+
+def _alone(stream, rows):
+  used = jnp.arange(stream.indices.size, dtype=jnp.uint32) < stream.count
+  return jnp.where(used, stream.indices, u32(rows)).astype(jnp.int32), stream.values
+
+
+def _rows_of(total):
+  return total.blocks.blocks.indices.astype(jnp.int32), total.blocks.blocks.values

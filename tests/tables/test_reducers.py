@@ -1,0 +1,99 @@
+"""Sums of row-sparse gradients: every reducer against NumPy, through XLA; test_processes.py has the transport."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from reference import s2 as oracle
+
+import dct_jax
+from dct_jax import tables
+
+ROWS, WIDTH, IDS = 97, 5, 24
+EXACT = {'gather': tables.gather_rows, 'union': tables.union_rows, 'dense': tables.dense_rows}
+
+
+def draw(workers, seed=0):
+  """Ids that repeat, some of them no rows of the table, and one row on worker 0 whose gradients add up to zero."""
+  rng = np.random.default_rng(seed)
+  ids = (ROWS * rng.random((workers, IDS)) ** 3).astype(np.int32)
+  values = rng.integers(-50, 50, (workers, IDS, WIDTH)).astype(np.float32)  # exact in any order
+  ids[0, :2], values[0, 1] = 91, -values[0, 0]
+  ids[:, -1] = ROWS + 5
+  return ids, values
+
+
+def merged(ids, values):
+  """(ids, values) of a worker, each row once."""
+  known = sorted(set(ids[ids < ROWS].tolist()))
+  return known, np.stack([values[ids == i].sum(0) for i in known])
+
+
+def as_table(ids, values):
+  table = np.zeros((ROWS, WIDTH), np.float32)
+  np.add.at(table, np.asarray(ids)[np.asarray(ids) < ROWS], np.asarray(values)[np.asarray(ids) < ROWS])
+  return table
+
+
+def one_step(reducer, axis_name='data'):
+  return lambda ids, values: reducer.reduce(
+      tables.as_stream(ids, values, ROWS), ROWS, reducer.init(), axis_name)
+
+
+@pytest.mark.parametrize('workers', [2, 3, 8])
+@pytest.mark.parametrize('name', EXACT)
+def test_exact_sums_on_simulated_workers_and_on_devices(name, workers):
+  ids, values = draw(workers)
+  step = one_step(EXACT[name]())
+  want = as_table(ids.reshape(-1), values.reshape(-1, WIDTH))
+  found, sums, _, sent = jax.jit(jax.vmap(step, axis_name='data', out_axes=None))(ids, values)
+  np.testing.assert_array_equal(as_table(found, sums), want)
+  assert sent > 0
+  real = jax.jit(jax.shard_map(lambda i, v: step(i[0], v[0]), mesh=dct_jax.make_mesh(workers), in_specs=P('data'),
+                               out_specs=P()))
+  found, sums, *_ = real(ids, values)
+  np.testing.assert_array_equal(as_table(found, sums), want)
+
+
+def test_a_row_that_adds_up_to_zero_is_a_row():
+  ids, values = draw(3)
+  found, _, _, _ = jax.vmap(one_step(tables.union_rows()), axis_name='data', out_axes=None)(ids, values)
+  assert 91 in found.tolist()
+  union, _ = oracle.union_sum([merged(i, v) for i, v in zip(ids, values, strict=True)], ROWS, WIDTH)
+  assert found.tolist() == union + [ROWS] * (found.size - len(union))
+
+
+@pytest.mark.parametrize('rows', [1, 3])
+@pytest.mark.parametrize('lam', [0.5, 3.0])
+def test_sketched_rows_are_algorithm_1(native, lam, rows):
+  ids, values = draw(4)
+  reducer = tables.sketch_rows(lam, rows, seed=7)
+  state = reducer.init()._replace(step=jnp.uint32(11))
+  reduce = lambda i, v: reducer.reduce(tables.as_stream(i, v, ROWS), ROWS, state, 'data')
+  found, sums, new, _ = jax.jit(jax.vmap(reduce, axis_name='data', out_axes=None))(ids, values)
+  each = [merged(i, v) for i, v in zip(ids, values, strict=True)]
+  entries = np.mean([len(i) for i, _ in each]) * WIDTH
+  buckets = round(float(new.worker_lambda) * entries / rows)
+  assert lam <= new.worker_lambda <= 1.35 * lam + 2 * rows / entries  # a rung, and a little more
+  union, want = oracle.s2(each, ROWS, WIDTH, oracle.keys(7, 11, rows), buckets)
+  assert float(new.union_lambda) == pytest.approx(rows * buckets / (len(union) * WIDTH))
+  assert found[:len(union)].tolist() == union
+  np.testing.assert_array_equal(sums[:len(union)], want)
+  assert not sums[len(union):].any()
+  assert new.step == 12
+
+
+def test_bad_input_is_refused():
+  with pytest.raises(ValueError, match='at least one id'):
+    tables.as_stream(jnp.zeros(0, jnp.int32), jnp.zeros((0, 3)), 5)
+  with pytest.raises(ValueError, match='at least one row'):
+    tables.sketch_rows(1.0, 0)
+  with pytest.raises(ValueError, match='above 0'):
+    tables.sketch_rows(0.0)
+  with pytest.raises(ValueError, match='got 7 at'):
+    tables.check_ids(np.array([[1, 2], [7, 0]]), 7, 'a word')
+  with pytest.raises(ValueError, match='every table needs a reducer'):
+    tables.ReplicatedRows(lambda batch: batch, {'a': None})
+  with pytest.warns(RuntimeWarning, match='load factor'):
+    tables.sketch_rows(0.01)
