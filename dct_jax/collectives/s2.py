@@ -6,6 +6,8 @@ signal's energy, lambda being the numbers of a sketch over the entries of the *u
 
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
 from typing import Any, NamedTuple
 
@@ -15,16 +17,17 @@ from jax import lax
 
 from dct_jax import arrays, axes
 from dct_jax.arrays import floats_of, u32, words_of
-from dct_jax.collectives import ladder, stream_blocks
+from dct_jax.collectives import stream_blocks
 from dct_jax.collectives.blocks import Blocks, union_of
 from dct_jax.collectives.parts import Summation, or_parts, or_with_notes, traffic
 from dct_jax.collectives.union_sum import Total
-from dct_jax.contract import ADD_F32, ADD_U32, MAX_U32, Collective, Part, Size
+from dct_jax.contract import ADD_F32, ADD_U32, MAX_U32, Collective, Part
 from dct_jax.kernels import bit_packing, bitmaps, hashing
 from dct_jax.transport import Transport
 
 VALUES = ('float32', 'int16')
 OF = ('worker', 'union')
+CLOSE, APART = 1.12, 3.0  # ratios of neighbouring lengths, near the usual one and far from it
 OVERLOADED = 8.0  # entries of the union for each number of a sketch, from which on a factory warns
 
 
@@ -84,16 +87,21 @@ class Sketch(NamedTuple):
           stacklevel=3)
     return self
 
-  def lengths(self, nominal: int, dense: int) -> tuple[int, ...]:
-    """Numbers of a row, increasing: close together near those of `nominal` entries, up to those of `dense` ones."""
-    row = lambda entries: max(1, int(-(-self.lam * entries // self.rows)))
-    size = Size(1, min(row(nominal), row(dense)), row(dense), row(dense))
-    return ladder.rungs(size, 2, self.rungs, False)
+  def lengths(self, nominal: int, most: int) -> tuple[int, ...]:
+    """Numbers of a row, increasing: close together near those of `nominal` entries, up to those of `most` ones."""
+    row = lambda entries: max(1, math.ceil(self.lam * entries / self.rows))
+    top = row(most)
+    middle = min(row(nominal) + 1, top)
+    near = [middle * CLOSE**i for i in range(-(self.rungs // 2), (self.rungs + 1) // 2)]
+    below = [near[0] / APART**i for i in (1, 2, 3, 4)]
+    above = itertools.takewhile(lambda n: n < top, (near[-1] * APART**i for i in itertools.count(1)))
+    return tuple(sorted({min(max(1, int(n)), top) for n in (*below, *near, *above, top)})) if self.rungs > 1 else (top,)
 
   def choose(self, steps: tuple[int, ...], entries: jax.Array) -> jax.Array:
-    """Which of the lengths has `lam` numbers for each of so many entries, or a few more."""
+    """The first of the lengths that has `lam` numbers for each of so many entries."""
     wanted = jnp.ceil(entries.astype(jnp.float32) * (self.lam / self.rows)).astype(jnp.uint32)
-    return ladder.choose(steps, wanted, False, steps[-1])
+    short = jnp.sum(jnp.array(steps, jnp.uint32) < wanted, dtype=jnp.int32)
+    return jnp.minimum(short, len(steps) - 1)
 
 
 def sum_sketched(blocks: Blocks, rest: jax.Array, notes: jax.Array, sketch: Sketch, steps: tuple[int, ...],

@@ -22,7 +22,7 @@ from dct_jax.collectives.parts import Summation, traffic
 from dct_jax.collectives.s2 import S2State, Sketch, sum_sketched
 from dct_jax.collectives.union_sum import lengths, sum_union
 from dct_jax.contract import ADD_F32, Part, as_bytes
-from dct_jax.tables.optimizers import sum_duplicates
+from dct_jax.tables.row_messages import HEAD, as_stream, read, to_owners, write
 from dct_jax.transport import Transport, gather_messages, is_bulk, scatter_messages
 
 RUNGS = 24
@@ -43,25 +43,6 @@ class RowReducer:
   reduce: Callable[[Stream, int, Any, axes.AxisName | None], tuple[jax.Array, jax.Array, Any, jax.Array]]
 
 
-def as_stream(ids: jax.Array, gradients: jax.Array, rows: int) -> Stream:
-  """The rows of a batch, each once, its gradients added up; a row whose gradients add up to zero is still a row.
-
-  Args:
-    ids: int[n], which may repeat.
-    gradients: float[n, width].
-    rows: of the table; ids beyond them are left out.
-
-  Raises:
-    ValueError: for no ids at all, or shapes that do not fit.
-  """
-  if not ids.size or not rows:
-    raise ValueError(f'a gradient of rows needs at least one id, and a table at least one row, got {ids.shape=} and '
-                     f'{rows=}')
-  known = jnp.where((ids >= 0) & (ids < rows), ids, rows)
-  distinct, sums = sum_duplicates(known, gradients.astype(jnp.float32), rows)
-  return Stream(u32(distinct), sums, jnp.sum(distinct < rows, dtype=jnp.uint32))
-
-
 def gather_rows(*, transport: Transport | None = None, rungs: int = RUNGS) -> RowReducer:
   """Everybody's rows to everybody: P - 1 times what a worker has is sent, and every worker adds up all of it.
 
@@ -78,8 +59,8 @@ def gather_rows(*, transport: Transport | None = None, rungs: int = RUNGS) -> Ro
     if transport is None:
       return _gather_through_xla(stream, rows, state, axis_name, rungs)
     check_size(transport, axis_name)
-    everyone, sent = _gather(_message(stream), channel, transport.size)
-    return *_read(everyone, rows, stream.values.shape[1]), state, sent
+    everyone, sent = _gather(write(stream), channel, transport.size)
+    return *read(everyone, rows, stream.values.shape[1]), state, sent
 
   return RowReducer(lambda: (), reduce)
 
@@ -100,15 +81,15 @@ def split_rows(transport: Transport) -> RowReducer:
       return *_alone(stream, rows), state, jnp.uint32(0)
     check_size(transport, axis_name)
     workers, width = transport.size, stream.values.shape[1]
-    messages = _to_owners(stream, workers)
-    ids, values = _read(scatter_messages(messages, push), rows, width)
+    messages = to_owners(stream, workers)
+    ids, values = read(scatter_messages(messages, push), rows, width)
     most = min(ids.size, -(-rows // workers))
     mine = as_stream(ids, values, rows)
     mine = Stream(mine.indices[:most], mine.values[:most], mine.count)
     away = jnp.sum(messages[:, 1], dtype=jnp.uint32) - messages[axes.worker(axis_name), 1]
-    everyone, sent = _gather(_message(mine, away), show, workers)
+    everyone, sent = _gather(write(mine, away), show, workers)
     sent += 4 * mean_words(everyone[:, 2]) + as_bytes(FRAME_HEAD * (workers - 1))
-    return *_read(everyone, rows, width), state, sent
+    return *read(everyone, rows, width), state, sent
 
   return RowReducer(lambda: (), reduce)
 
@@ -157,55 +138,20 @@ def dense_rows(*, transport: Transport | None = None) -> RowReducer:
   return RowReducer(lambda: (), reduce)
 
 
-# A message of rows: their number, the words that are used (as in every message), a note, and a record for each row,
-# which is its number and its values.
-_HEAD = 3
-
-
-def _message(stream, note=0):
-  records = jnp.concatenate([stream.indices[:, None], words_of(stream.values)], axis=1)
-  head = jnp.stack([stream.count, _HEAD + stream.count * u32(records.shape[1]), u32(note)])
-  return jnp.concatenate([head, records.reshape(-1)])
-
-
-def _read(messages, rows, width):
-  """Ids int32[n] and values float32[n, width] of several messages, one after the other."""
-  records = messages[:, _HEAD:].reshape(messages.shape[0], -1, 1 + width)
-  used = jnp.arange(records.shape[1], dtype=jnp.uint32) < messages[:, :1]
-  ids = jnp.where(used & (records[..., 0] < rows), records[..., 0], u32(rows)).astype(jnp.int32)
-  values = jnp.where(used[..., None], floats_of(records[..., 1:]), 0)
-  return ids.reshape(-1), values.reshape(-1, width)
-
-
 def _gather(message, channel, workers):
   """All messages, and the bytes that a worker sends for them, on average."""
   everyone = gather_messages(message, channel, workers, is_bulk(message.size // 2))
   return everyone, (4 * mean_words(everyone[:, 1]) + FRAME_HEAD) * u32(workers - 1)
 
 
-def _to_owners(stream, workers):
-  """A message for the owner of each row: row i belongs to worker i modulo their number."""
-  used = jnp.arange(stream.indices.size, dtype=jnp.uint32) < stream.count
-  owner = jnp.where(used, stream.indices % workers, u32(workers)).astype(jnp.int32)
-  at = lambda w: jnp.cumsum(owner == w) - 1
-  place = jnp.sum(jnp.stack([jnp.where(owner == w, at(w), 0) for w in range(workers)]), axis=0)
-
-  def to(w):
-    where = jnp.where(owner == w, place, stream.indices.size)
-    move = lambda x: jnp.zeros_like(x).at[where].set(x, mode='drop')
-    return _message(Stream(move(stream.indices), move(stream.values), jnp.sum(owner == w, dtype=jnp.uint32)))
-
-  return jnp.stack([to(w) for w in range(workers)])
-
-
 def _gather_through_xla(stream, rows, state, axis_name, rungs):
   workers, width = axes.axis_size(axis_name), stream.values.shape[1]
-  message, steps = _message(stream), lengths(stream.indices.size, rungs)
+  message, steps = write(stream), lengths(stream.indices.size, rungs)
   most = lax.pmax(stream.count, axis_name)
 
   def exchange(length):
-    part = message[:_HEAD + length * (1 + width)]
-    ids, values = _read(axes.gather(part, axis_name), rows, width)
+    part = message[:HEAD + length * (1 + width)]
+    ids, values = read(axes.gather(part, axis_name), rows, width)
     rest = workers * stream.indices.size - ids.size
     return (jnp.pad(ids, (0, rest), constant_values=rows), jnp.pad(values, ((0, rest), (0, 0))), state,
             as_bytes(4 * part.size * (workers - 1)))

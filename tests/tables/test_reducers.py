@@ -68,14 +68,14 @@ def test_a_row_that_adds_up_to_zero_is_a_row():
 @pytest.mark.parametrize('lam', [0.5, 3.0])
 def test_sketched_rows_are_algorithm_1(native, lam, rows):
   ids, values = draw(4)
-  reducer = tables.sketch_rows(lam, rows, seed=7)
+  reducer = tables.sketch_rows(lam, rows, seed=7, rungs=2)
   state = reducer.init()._replace(step=jnp.uint32(11))
   reduce = lambda i, v: reducer.reduce(tables.as_stream(i, v, ROWS), ROWS, state, 'data')
   found, sums, new, _ = jax.jit(jax.vmap(reduce, axis_name='data', out_axes=None))(ids, values)
   each = [merged(i, v) for i, v in zip(ids, values, strict=True)]
   entries = np.mean([len(i) for i, _ in each]) * WIDTH
   buckets = round(float(new.worker_lambda) * entries / rows)
-  assert lam <= new.worker_lambda <= 1.35 * lam + 2 * rows / entries  # a rung, and a little more
+  assert lam <= new.worker_lambda <= 3 * lam + 2 * rows / entries  # a rung
   union, want = oracle.s2(each, ROWS, WIDTH, oracle.keys(7, 11, rows), buckets)
   assert float(new.union_lambda) == pytest.approx(rows * buckets / (len(union) * WIDTH))
   assert found[:len(union)].tolist() == union
