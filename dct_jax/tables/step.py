@@ -18,7 +18,7 @@ from dct_jax.train import step as steps
 from dct_jax.transforms import local_value_and_grad
 
 
-class Exchange(Protocol):
+class RowSource(Protocol):
   """Where rows come from and their gradients go to: a `RowExchange`, or `ReplicatedRows`."""
 
   replicated: bool  # whether every worker has all tables
@@ -56,7 +56,7 @@ def init_rows(optimizer: RowOptimizer, tables: jax.Array, opt_state: Any, specs:
           RowsState(specs, shard, jax.tree.map(lambda _: shard, rows)))
 
 
-def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: Exchange,
+def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: RowSource,
                   mesh: Mesh, specs: Any, axis_name: str = 'data') -> Callable:
   """One training step on all workers, as `make_step` makes it, with tables.
 
@@ -91,7 +91,7 @@ def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer
       donate_argnums=(0, 1))
 
 
-def update_all(tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: Exchange, params: Any,
+def update_all(tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: RowSource, params: Any,
                state: Any, grads: Any, row_grads: Any, asked: Any) -> tuple[Any, Any, dict]:
   """Parameters and tables after a step, from this worker's gradients; and what was sent for them."""
   updates, inner = tx.update(grads, state.inner, params)
@@ -104,7 +104,7 @@ def update_all(tx: optax.GradientTransformation, optimizer: RowOptimizer, exchan
   return optax.apply_updates(params, updates), state, account
 
 
-def make_row_predictor(apply_fn: Callable, exchange: Exchange, mesh: Mesh,
+def make_row_predictor(apply_fn: Callable, exchange: RowSource, mesh: Mesh,
                        axis_name: str = 'data') -> Callable:
   """(params, state, batch) -> NumPy outputs for all workers' examples, in order.
 
