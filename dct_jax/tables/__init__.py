@@ -6,6 +6,7 @@ from dct_jax.tables.layout import TableLayout, deal, init_tables
 from dct_jax.tables.optimizers import RowOptimizer, adagrad, make_optimizer, sgd, sum_duplicates
 from dct_jax.tables.reducers import (
     RowReducer,
+    RowSum,
     dense_rows,
     gather_rows,
     sketch_rows,
@@ -17,9 +18,9 @@ from dct_jax.tables.row_messages import as_stream
 from dct_jax.tables.step import init_rows, make_row_predictor, make_row_step, update_all
 
 __all__ = [
-    'Asked', 'ReplicatedRows', 'ReplicatedRowsState', 'RowExchange', 'RowOptimizer', 'RowReducer', 'RowsState',
-    'TableLayout', 'adagrad', 'as_stream', 'check_ids', 'deal', 'dense_rows', 'gather_rows', 'init_rows', 'init_tables',
-    'make_optimizer', 'make_row_predictor', 'make_row_step', 'sgd', 'sketch_rows', 'split_rows', 'sum_duplicates',
-    'union_rows', 'update_all',
+    'Asked', 'ReplicatedRows', 'ReplicatedRowsState', 'RowExchange', 'RowOptimizer', 'RowReducer', 'RowSum',
+    'RowsState', 'TableLayout', 'adagrad', 'as_stream', 'check_ids', 'deal', 'dense_rows', 'gather_rows', 'init_rows',
+    'init_tables', 'make_optimizer', 'make_row_predictor', 'make_row_step', 'sgd', 'sketch_rows', 'split_rows',
+    'sum_duplicates', 'union_rows', 'update_all',
     'row_messages',  # a module
 ]

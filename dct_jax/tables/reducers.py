@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,16 @@ from dct_jax.transport import Transport, gather_messages, is_bulk, scatter_messa
 RUNGS = 24
 
 
+class RowSum(NamedTuple):
+  """Rows that somebody has, summed over workers; all of it is equal on all of them."""
+
+  ids: jax.Array  # int32[n]; they may repeat, and a number that is no row stands where there is none
+  values: jax.Array  # float32[n, width]
+  state: Any
+  sent: jax.Array  # uint32: bytes that a worker sends
+  entries: jax.Array  # uint32: rows that a worker has, on average; 0 where nobody knows
+
+
 @dataclasses.dataclass(frozen=True)
 class RowReducer:
   """How rows become a sum over workers.
@@ -35,12 +45,11 @@ class RowReducer:
   Attributes:
     init: () -> state, equal on all workers.
     reduce: (a worker's rows as a `Stream` with values float32[capacity, width], number of rows of the table, state,
-      axis_name) -> (ids int32[n], gradients float32[n, width], state, bytes that a worker sends). What comes back is
-      equal on all workers; ids may repeat, and a number that is no row stands where there is none.
+      axis_name) -> RowSum.
   """
 
   init: Callable[[], Any]
-  reduce: Callable[[Stream, int, Any, axes.AxisName | None], tuple[jax.Array, jax.Array, Any, jax.Array]]
+  reduce: Callable[[Stream, int, Any, axes.AxisName | None], RowSum]
 
 
 def gather_rows(*, transport: Transport | None = None, rungs: int = RUNGS) -> RowReducer:
@@ -55,12 +64,12 @@ def gather_rows(*, transport: Transport | None = None, rungs: int = RUNGS) -> Ro
 
   def reduce(stream, rows, state, axis_name):
     if axis_name is None:
-      return *_alone(stream, rows), state, jnp.uint32(0)
+      return _alone(stream, rows, state)
     if transport is None:
       return _gather_through_xla(stream, rows, state, axis_name, rungs)
     check_size(transport, axis_name)
     everyone, sent = _gather(write(stream), channel, transport.size)
-    return *read(everyone, rows, stream.values.shape[1]), state, sent
+    return RowSum(*read(everyone, rows, stream.values.shape[1]), state, sent, mean_words(everyone[:, 0]))
 
   return RowReducer(lambda: (), reduce)
 
@@ -78,7 +87,7 @@ def split_rows(transport: Transport) -> RowReducer:
 
   def reduce(stream, rows, state, axis_name):
     if axis_name is None:
-      return *_alone(stream, rows), state, jnp.uint32(0)
+      return _alone(stream, rows, state)
     check_size(transport, axis_name)
     workers, width = transport.size, stream.values.shape[1]
     messages = to_owners(stream, workers)
@@ -87,9 +96,9 @@ def split_rows(transport: Transport) -> RowReducer:
     mine = as_stream(ids, values, rows)
     mine = Stream(mine.indices[:most], mine.values[:most], mine.count)
     away = jnp.sum(messages[:, 1], dtype=jnp.uint32) - messages[axes.worker(axis_name), 1]
-    everyone, sent = _gather(write(mine, away), show, workers)
+    everyone, sent = _gather(write(mine, (away, stream.count)), show, workers)
     sent += 4 * mean_words(everyone[:, 2]) + as_bytes(FRAME_HEAD * (workers - 1))
-    return *read(everyone, rows, width), state, sent
+    return RowSum(*read(everyone, rows, width), state, sent, mean_words(everyone[:, 3]))
 
   return RowReducer(lambda: (), reduce)
 
@@ -100,7 +109,7 @@ def union_rows(*, transport: Transport | None = None, rungs: int = RUNGS) -> Row
 
   def reduce(stream, rows, state, axis_name):
     total = sum_union(Listed(stream, rows), jnp.zeros(0, jnp.float32), stream.count.reshape(1), add, axis_name, rungs)
-    return *_rows_of(total), state, total.sent
+    return _rows_of(total, state)
 
   return RowReducer(lambda: (), reduce)
 
@@ -117,7 +126,7 @@ def sketch_rows(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 
     steps = sketch.lengths(blocks.most * blocks.unit // 2, min(most, table_rows) * blocks.unit)
     total, new, _ = sum_sketched(blocks, jnp.zeros(0, jnp.float32), stream.count.reshape(1), sketch, steps, state,
                                  add, axis_name)
-    return *_rows_of(total), new, total.sent
+    return _rows_of(total, new)
 
   return RowReducer(S2State.first, reduce)
 
@@ -133,7 +142,7 @@ def dense_rows(*, transport: Transport | None = None) -> RowReducer:
     parts = (Part(ADD_F32, table.size),)
     total = floats_of(add(words_of(table.reshape(-1)), parts, axis_name)).reshape(table.shape)
     _, sent = traffic(add, (parts,), axes.axis_size(axis_name))
-    return jnp.arange(rows, dtype=jnp.int32), total, state, sent
+    return RowSum(jnp.arange(rows, dtype=jnp.int32), total, state, sent, jnp.uint32(0))
 
   return RowReducer(lambda: (), reduce)
 
@@ -151,20 +160,29 @@ def _gather_through_xla(stream, rows, state, axis_name, rungs):
 
   def exchange(length):
     part = message[:HEAD + length * (1 + width)]
-    ids, values = read(axes.gather(part, axis_name), rows, width)
-    rest = workers * stream.indices.size - ids.size
-    return (jnp.pad(ids, (0, rest), constant_values=rows), jnp.pad(values, ((0, rest), (0, 0))), state,
-            as_bytes(4 * part.size * (workers - 1)))
+    everyone = axes.gather(part, axis_name)
+    sent = as_bytes(4 * part.size * (workers - 1))
+    return padded(RowSum(*read(everyone, rows, width), state, sent, mean_words(everyone[:, 0])),
+                  workers * stream.indices.size, rows)
 
   branches = [lambda n=n: exchange(n) for n in steps]
   rung = jnp.sum(jnp.array(steps, jnp.uint32) < most, dtype=jnp.int32)
   return lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
 
 
-def _alone(stream, rows):
+def padded(summed: RowSum, length: int, rows: int) -> RowSum:
+  """With so many places, empty ones at the end."""
+  rest = length - summed.ids.size
+  return summed._replace(ids=jnp.pad(summed.ids, (0, rest), constant_values=rows),
+                         values=jnp.pad(summed.values, ((0, rest), (0, 0))))
+
+
+def _alone(stream, rows, state):
   used = jnp.arange(stream.indices.size, dtype=jnp.uint32) < stream.count
-  return jnp.where(used, stream.indices, u32(rows)).astype(jnp.int32), stream.values
+  ids = jnp.where(used, stream.indices, u32(rows)).astype(jnp.int32)
+  return RowSum(ids, stream.values, state, jnp.uint32(0), stream.count)
 
 
-def _rows_of(total):
-  return total.blocks.blocks.indices.astype(jnp.int32), total.blocks.blocks.values
+def _rows_of(total, state):
+  ids, values, _ = total.blocks.blocks
+  return RowSum(ids.astype(jnp.int32), values, state, total.sent, mean_words(total.notes[:, 0]))

@@ -101,9 +101,9 @@ class ReplicatedRows:
       flat = jnp.concatenate([i.reshape(-1) for i in jax.tree.leaves(asked[name])])
       given = jnp.concatenate([g.reshape(-1, table.shape[1]) for g in jax.tree.leaves(gradients[name])])
       stream = as_stream(flat, given, table.shape[0])
-      where, sums, reducers[name], sent = reducer.reduce(stream, table.shape[0], state.reducers[name], self._axis)
-      tables[name], rows[name] = optimizer.update(table, state.rows[name], where, sums)
-      total += sent
+      summed = reducer.reduce(stream, table.shape[0], state.reducers[name], self._axis)
+      tables[name], rows[name] = optimizer.update(table, state.rows[name], summed.ids, summed.values)
+      reducers[name], total = summed.state, total + summed.sent
     return ReplicatedRowsState(state.inner, tables, rows, reducers), total
 
   def _check(self, given, what):

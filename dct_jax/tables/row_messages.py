@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from dct_jax.arrays import Stream, floats_of, u32, words_of
 from dct_jax.tables.optimizers import sum_duplicates
 
-# A message of rows: their number, the words that are used (as in every message), a note, and a record for each row,
+# A message of rows: their number, the words that are used (as in every message), two notes, and a record for each row,
 # which is its number and its values.
-HEAD = 3
+HEAD = 4
 
 
 def as_stream(ids: jax.Array, gradients: jax.Array, rows: int) -> Stream:
@@ -34,10 +34,10 @@ def as_stream(ids: jax.Array, gradients: jax.Array, rows: int) -> Stream:
   return Stream(u32(distinct), sums, jnp.sum(distinct < rows, dtype=jnp.uint32))
 
 
-def write(stream: Stream, note: Any = 0) -> jax.Array:
-  """The message of a stream of rows; `note` is any word."""
+def write(stream: Stream, notes: tuple[Any, Any] = (0, 0)) -> jax.Array:
+  """The message of a stream of rows; notes are any words."""
   records = jnp.concatenate([stream.indices[:, None], words_of(stream.values)], axis=1)
-  head = jnp.stack([stream.count, HEAD + stream.count * u32(records.shape[1]), u32(note)])
+  head = jnp.stack([stream.count, HEAD + stream.count * u32(records.shape[1]), *map(u32, notes)])
   return jnp.concatenate([head, records.reshape(-1)])
 
 

@@ -47,9 +47,11 @@ def test_exact_sums_on_simulated_workers_and_on_devices(name, workers):
   ids, values = draw(workers)
   step = one_step(EXACT[name]())
   want = as_table(ids.reshape(-1), values.reshape(-1, WIDTH))
-  found, sums, _, sent = jax.jit(jax.vmap(step, axis_name='data', out_axes=None))(ids, values)
+  found, sums, _, sent, entries = jax.jit(jax.vmap(step, axis_name='data', out_axes=None))(ids, values)
   np.testing.assert_array_equal(as_table(found, sums), want)
   assert sent > 0
+  distinct = sum(len(merged(*both)[0]) for both in zip(ids, values, strict=True))
+  assert entries == (0 if name == 'dense' else -(-distinct // workers))
   real = jax.jit(jax.shard_map(lambda i, v: step(i[0], v[0]), mesh=dct_jax.make_mesh(workers), in_specs=P('data'),
                                out_specs=P()))
   found, sums, *_ = real(ids, values)
@@ -58,7 +60,7 @@ def test_exact_sums_on_simulated_workers_and_on_devices(name, workers):
 
 def test_a_row_that_adds_up_to_zero_is_a_row():
   ids, values = draw(3)
-  found, _, _, _ = jax.vmap(one_step(tables.union_rows()), axis_name='data', out_axes=None)(ids, values)
+  found, *_ = jax.vmap(one_step(tables.union_rows()), axis_name='data', out_axes=None)(ids, values)
   assert 91 in found.tolist()
   union, _ = oracle.union_sum([merged(i, v) for i, v in zip(ids, values, strict=True)], ROWS, WIDTH)
   assert found.tolist() == union + [ROWS] * (found.size - len(union))
@@ -71,7 +73,7 @@ def test_sketched_rows_are_algorithm_1(native, lam, rows):
   reducer = tables.sketch_rows(lam, rows, seed=7, rungs=2)
   state = reducer.init()._replace(step=jnp.uint32(11))
   reduce = lambda i, v: reducer.reduce(tables.as_stream(i, v, ROWS), ROWS, state, 'data')
-  found, sums, new, _ = jax.jit(jax.vmap(reduce, axis_name='data', out_axes=None))(ids, values)
+  found, sums, new, *_ = jax.jit(jax.vmap(reduce, axis_name='data', out_axes=None))(ids, values)
   each = [merged(i, v) for i, v in zip(ids, values, strict=True)]
   entries = np.mean([len(i) for i, _ in each]) * WIDTH
   buckets = round(float(new.worker_lambda) * entries / rows)

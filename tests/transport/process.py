@@ -118,7 +118,7 @@ def main(task, directory):
     given = train.share_batch(draw_rows(WORKERS), dct_jax.make_mesh())
     for name, make_reducer in REDUCERS.items():
       reducer, before = make_reducer(transport), transport.traffic().sent_bytes
-      ids, values, _, sent = jax.device_get(make_reduction(reducer, dct_jax.make_mesh())(*given))
+      ids, values, _, sent, _ = jax.device_get(make_reduction(reducer, dct_jax.make_mesh())(*given))
       np.savez(directory / f'rows_{name}{me}.npz', ids=ids, values=values, sent=sent,
                traffic=transport.traffic().sent_bytes - before)
   elif task == 'die':
