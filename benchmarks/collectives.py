@@ -1,9 +1,9 @@
 """SparCML's Figure 4: the time of a sparse allreduce against density, `python benchmarks/collectives.py`.
 
 16M coordinates, hosts of a network lab, random indices, fresh data in every run. Contenders take turns at each
-density: XLA's dense psum, our dense ring, the all-gather of streams, SparCML's three algorithms, and DSAR with
-4 bits. `auto` is the algorithm that the cost model chooses after its own calibration, on other sizes. Prints a
-table for each setting, draws a picture, and ends with a line of JSON.
+density: XLA's dense psum, our dense ring, the all-gather of streams, SparCML's three algorithms, the plain sum of
+the union, and DSAR with 4 bits. `auto` is the algorithm that the cost model chooses after its own calibration, on
+other sizes. Prints a table for each setting, draws a picture, and ends with a line of JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WORKER = flags.DEFINE_string('worker', '', 'Internal: the setting, on one of the
 train.define_flags()
 
 CONTENDERS = ('psum', *ALGORITHMS, 'dsar, 4 bits')
-SPARSE = ('all_gather', 'recursive_double', 'split_all_gather')
+SPARSE = ('all_gather', 'recursive_double', 'split_all_gather', 'union')
 BULK = 1e6  # bytes on the wire from which bandwidth rules
 
 

@@ -4,7 +4,7 @@ import ml_collections
 
 from dct_jax.train import experiment
 
-METHODS = ('auto', 'dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar')
+METHODS = ('auto', 'dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar', 'union')
 
 
 def base():

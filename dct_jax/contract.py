@@ -84,6 +84,7 @@ class Size(NamedTuple):
   nominal: int  # what a usual step needs: where the capacity ladder starts
   largest: int  # nothing ever needs more
   dense: int  # the layers themselves, as float32
+  unit: int = 1  # values that an index of a message speaks of
 
 
 class Packed(NamedTuple):

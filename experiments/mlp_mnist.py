@@ -27,7 +27,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/mlp_mnist.p
     'k': (int, 'Number of entries that are kept of each bucket; 0 keeps all.'),
     'bucket': (int, 'Number of consecutive entries of which k are kept.'),
     'bits': (int, 'Bits of a value that travels dense: 2, 4, 8, or 32 for float32.'),
-    'algorithm': (str, 'How sparse messages are added up: all_gather, recursive_double, split_all_gather or dsar.'),
+    'algorithm': (str, 'How messages are added up: all_gather, recursive_double, split_all_gather, dsar or union.'),
     'evaluated': (int, 'Number of rows of either set that losses and accuracies are of.'),
     'evaluate_every': (int, 'Number of steps between two evaluations.'),
 })

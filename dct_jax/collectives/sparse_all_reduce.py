@@ -1,4 +1,7 @@
-"""SparCML's sparse allreduce: streams are added up on the way instead of being gathered by everybody."""
+"""Sparse allreduce: streams are added up on the way instead of being gathered by everybody.
+
+SparCML's algorithms, and one that needs no more than an OR and a plain sum.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class SparseAllReduceState(NamedTuple):
 def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = None, *,
                       costs: Costs | None = None, bits: int = 0, bucket: int = 1024, delta: float = DELTA,
                       index_codec: str = 'auto', dense_fallback: bool = True, rungs: int = 16) -> Collective:
-  """The sum of sparse messages by one of SparCML's algorithms, or by the one that should be fastest.
+  """The sum of sparse messages by one of SparCML's algorithms, by that of their union, or by the fastest.
 
   - `'all_gather'`: everybody's message to everybody. Best for disjoint indices and few workers.
   - `'recursive_double'` (SSAR_Recursive_Double): log2 P rounds with ever denser sums. Best for tiny messages.
@@ -41,6 +44,9 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
     slices are gathered. Best when indices overlap.
   - `'dsar'` (DSAR_Split_AllGather): the same, the slices dense; with `bits` they are quantized by QSGD, which
     is unbiased and not fed back; its random rounding differs with and without a transport.
+  - `'union'`: bitmaps of the units (entries, or blocks of `block_top_k`) that workers have are OR-ed, one bit a
+    unit, and a plain allreduce adds up the values of the union. Best for blocks that workers choose alike: no
+    indices travel.
   - `'auto'`: by the cost model, from what the last step's messages were like; the dense exchange included.
 
   Sums become dense on the way when they have more than `delta` of a range's coordinates.
@@ -80,9 +86,10 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
     if costs is not None and algorithm == 'auto':
       instance = Instance(workers, size.dense, state.entries.astype(jnp.float32),
                           state.union.astype(jnp.float32), 4.0 * state.wanted.astype(jnp.float32), bits,
-                          delta=delta)
+                          delta=delta, unit=size.unit)
       chosen = cheapest(costs, instance)
-      return chosen if dense_fallback else jnp.minimum(chosen, DENSE - 1)
+      # Where everything pending must not be sent, DSAR makes a dense sum of what is in the messages.
+      return chosen if dense_fallback else jnp.where(chosen == DENSE, jnp.uint32(Algorithm.DSAR), chosen)
     fixed = jnp.uint32(number(algorithm))
     return jnp.where(dense_fallback & (state.wanted > size.dense), jnp.uint32(DENSE), fixed)
 

@@ -27,8 +27,8 @@ class Exchange:
     size: coordinates of the vectors.
     axis_name: mapped axis of the workers.
     transport: from `dct_jax.connect`; None goes through XLA, for simulations.
-    algorithm: 'all_gather', 'recursive_double', 'split_all_gather' give a `Stream` of workers times the
-      capacity; 'dsar' and 'dense' give an array. 'auto' is the one that should be fastest for streams as
+    algorithm: 'all_gather', 'recursive_double', 'split_all_gather', 'union' give a `Stream` of workers times
+      the capacity; 'dsar' and 'dense' give an array. 'auto' is the one that should be fastest for streams as
       long as their capacity, with random indices (true lengths differ by worker: no common ground).
     op: 'sum', 'max', 'min', 'product', or 'or' (of uint32); absent coordinates are neutral.
     index_codec: as for `sparse_all_reduce`.

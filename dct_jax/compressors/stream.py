@@ -47,7 +47,7 @@ class StreamFormat:
     layout = self.layout(layers)
     slack = sizes.ROUNDING_WORDS
     return Size(self.words(0, layout), self.words(nominal_units, layout) + slack,
-                self.words(layout.universe, layout) + slack, sum(layout.sizes))
+                self.words(layout.universe, layout) + slack, sum(layout.sizes), self.unit)
 
   def quota(self, room: Room, layout: layouts.Layout) -> Quota:
     """This step's room, in units."""

@@ -11,7 +11,7 @@ from dct_jax.collectives.costs import Costs, Instance, features, random_union
 
 TERMS = ('latency', 'bandwidth', 'work on entries', 'work on coordinates')
 NAMES = ('all-gather of messages', 'SSAR_Recursive_Double', 'SSAR_Split_AllGather', 'DSAR_Split_AllGather',
-         'dense allreduce')
+         'dense allreduce', 'union, then a plain sum')
 
 
 class Advice(NamedTuple):

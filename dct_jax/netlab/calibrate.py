@@ -49,7 +49,7 @@ def calibrate(transport: Transport, *, seconds: float = 60.0, path: str | os.Pat
   if transport.size < 2:
     raise ValueError('a calibration needs the processes of all workers, and there is only this one: start it '
                      'with python -m dct_jax.netlab run, python -m dct_jax.train.launch, or on every host')
-  known = load(path) if path is not None and os.path.exists(path) else None
+  known = _known(path) if path is not None and os.path.exists(path) else None
   probe = Probe(transport)
   fits = known is not None and known.workers == transport.size
   if not probe.together(np.array([float(not fits)]))[0]:
@@ -65,6 +65,19 @@ def calibrate(transport: Transport, *, seconds: float = 60.0, path: str | os.Pat
   return costs
 
 
+def _known(path):
+  """Costs from a file, or None if it is older than one of the algorithms."""
+  try:
+    return load(path)
+  except Incomplete as error:
+    logging.warning('%s; measured anew, and replaced', error)
+    return None
+
+
+class Incomplete(ValueError):
+  """A file of calibrated costs does not have all algorithms."""
+
+
 def save(costs: Costs, path: str | os.PathLike) -> None:
   """Writes costs as JSON: readable, and small enough to check in."""
   table = dict(zip(ALGORITHMS, costs.table, strict=True))
@@ -76,12 +89,15 @@ def load(path: str | os.PathLike) -> Costs:
   """Reads what `save` wrote.
 
   Raises:
+    Incomplete: if an algorithm is missing, as in files from before there was one of that name.
     ValueError: if the file is not one of those.
   """
   with open(path) as file:
     data = json.load(file)
   try:
     table = data[COLUMNS]
+    if missing := set(ALGORITHMS) - set(table):
+      raise Incomplete(f'the file has no costs of {sorted(missing)}, got {path=}')
     return Costs(tuple(tuple(table[name]) for name in ALGORITHMS), data['workers'])  # type: ignore[misc]
   except (KeyError, TypeError):
     raise ValueError(f'not a file of calibrated costs, got {path=}') from None

@@ -21,6 +21,7 @@ class Algorithm(enum.IntEnum):
   SPLIT_ALL_GATHER = 2
   DSAR = 3
   DENSE = 4
+  UNION = 5
 
 
 class Op(enum.IntEnum):
@@ -36,6 +37,11 @@ class Op(enum.IntEnum):
 # Beyond this share of a range's coordinates a sum is dense. By bytes it is 0.97 with our index
 # codecs (0.5 with the paper's 32-bit indices), and a smaller value saves no time (docs/transport.md).
 DELTA = 0.97
+
+
+# Up to so many bytes of all workers' bitmaps together, 'union' gathers them in one round: a second one would cost
+# more than the bytes that it saves.
+ONE_ROUND_BYTES = 16384
 
 
 class Settings(NamedTuple):

@@ -66,6 +66,7 @@ def test_numbers_of_messages_are_those_of_python():
 
 def test_numbers_of_exchanges_are_those_of_python():
   assert members('Algorithm') == {camel(a.name): a.value for a in exchanges.Algorithm}
+  assert constant('kOneRoundBytes') == exchanges.ONE_ROUND_BYTES
   assert members('Op') == {camel(o.name): o.value for o in exchanges.Op}
 
 

@@ -1,5 +1,7 @@
 """Calibration and advice."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from dct_jax.netlab import advise, calibrate
 
 def made_up(workers=4):
   rng = np.random.default_rng(0)
-  return Costs(tuple(tuple(x) for x in rng.uniform(0.5, 2, (5, 4)) * (2e-3, 8e-8, 2e-8, 1e-9)), workers)
+  return Costs(tuple(tuple(x) for x in rng.uniform(0.5, 2, (len(ALGORITHMS), 4)) * (2e-3, 8e-8, 2e-8, 1e-9)), workers)
 
 
 def samples_of(costs, noise):
@@ -41,6 +43,17 @@ def test_costs_are_kept_in_a_file(tmp_path):
     calibrate.load(tmp_path / 'other.json')
 
 
+def test_costs_from_before_an_algorithm_are_measured_anew(tmp_path):
+  path = tmp_path / 'costs.json'
+  calibrate.save(made_up(), path)
+  data = json.loads(path.read_text())
+  del data[calibrate.COLUMNS]['union']
+  path.write_text(json.dumps(data))
+  with pytest.raises(calibrate.Incomplete, match=r"no costs of \['union'\]"):
+    calibrate.load(path)
+  assert calibrate._known(path) is None
+
+
 def test_advice_follows_the_network():
   slow = advise.advise(Costs.of_network(4, 1e6), parameters=10**6, sparsity=0.99, compute=0.01)
   assert slow.best == 'all_gather'
@@ -63,6 +76,7 @@ def test_the_command_advises(capsys):
   said = capsys.readouterr().out
   assert 'Compression pays off' in said
   assert 'SSAR_Split_AllGather' in said
+  assert 'union, then a plain sum' in said
 
 
 def test_features_count_what_the_paper_counts():

@@ -51,7 +51,20 @@ def split_all_gather(vectors, op='sum'):
   return tuple(np.concatenate(x) for x in zip(*slices, strict=True))
 
 
+def union(vectors, op='sum'):
+  """Beyond the paper: an OR of who has what, then a plain reduction of the union's values, packed."""
+  present = np.zeros(vectors[0][0].size, bool)
+  for _, have in vectors:
+    present |= have
+  packed = split_all_gather([(values[present], have[present]) for values, have in vectors], op)[0]
+  total = vectors[0][0].copy()
+  total[present] = packed
+  return total, present
+
+
 def reduce(vectors, algorithm, op='sum'):
   if algorithm == 'recursive_double':
     return recursive_double(vectors, op)[0]
+  if algorithm == 'union':
+    return union(vectors, op)
   return split_all_gather(vectors, op) if algorithm in ('split_all_gather', 'dsar') else in_order(vectors, op)

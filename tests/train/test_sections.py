@@ -52,7 +52,7 @@ def expected(kind):
 
 
 @pytest.mark.parametrize(
-    'algorithm', ['dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar'])
+    'algorithm', ['dense', 'all_gather', 'recursive_double', 'split_all_gather', 'dsar', 'union'])
 @pytest.mark.parametrize('kind', [penalty.Penalty(), penalty.Penalty('l1', 0.01)], ids=lambda k: k.kind)
 def test_every_exchange_is_lossless(algorithm, kind):
   weights, history = train_sgd(algorithm, kind)

@@ -5,7 +5,7 @@
 #include <memory>
 #include <random>
 
-#include "transport/parcel.h"
+#include "transport/units.h"
 
 namespace {
 
@@ -155,6 +155,64 @@ bool one() {
   }
 }
 
+// Units of any lengths for a vector.
+dct::Units any_units(int64_t size) {
+  dct::Units units;
+  for (int64_t left = size; left;) {
+    const int64_t run = std::min(left, int64_t(1 + draw(draw(2) ? 40 : 5000)));
+    units.append(run, int64_t(1 + draw(draw(2) ? 2 : 300)));
+    left -= run;
+  }
+  return units;
+}
+
+// Whether a union that was believed gives every value of a vector a place within it.
+template <typename T>
+bool placed(const dct::Vec<T>& v, const dct::Units& units, const dct::Bitmap& all) {
+  using Sum = dct::Operation<T, dct::Op::kSum>;
+  const dct::Block<uint32_t> at = units.coordinates_of(all);
+  const dct::Block<T> values = dct::values_at<Sum>(v, at);
+  int64_t i = 0;
+  for (int64_t r = 0; r < at.size; ++r) {
+    if (at[r] >= v.size || (r && at[r] <= at[r - 1])) return false;
+    const bool ours = i < v.count && (v.dense ? uint32_t(i) : v.index[i]) == at[r];
+    if (values[r] != (ours ? v.value[i] : T(0))) return false;
+    i += ours;
+  }
+  return i == v.count;
+}
+
+long united = 0;
+
+// One bitmap from outside, OR-ed with ours, or shown by an owner instead of the OR; whether all is well.
+template <typename T>
+bool one_bitmap() {
+  const dct::Vec<T> v = any_vector<T>();
+  const dct::Units units = any_units(v.size);
+  dct::Vec<uint32_t> own;
+  own.size = units.words();
+  own.own_dense(units.bitmap_of(v));
+  const bool shown = draw(2), broken = draw(4) != 0;
+  std::vector<uint8_t> frame = bytes_of(dct::wrap(own, dct::kAuto, {}));
+  for (uint64_t i = 0; broken && i < 1 + draw(3); ++i) damage(&frame);
+  std::unique_ptr<uint8_t[]> exact(new uint8_t[frame.size()]);
+  std::copy(frame.begin(), frame.end(), exact.get());
+  dct::Meta theirs;
+  try {
+    const dct::Vec<uint32_t> read =
+        dct::read_parcel<uint32_t>(exact.get(), int64_t(frame.size()), {0, own.size, 2, {}}, &theirs);
+    dct::check_bitmap(read, units.count());
+    const dct::Vec<uint32_t> all = shown
+        ? dct::combine<dct::Operation<uint32_t, dct::Op::kOr>, uint32_t>({&read}, -1)
+        : dct::combine<dct::Operation<uint32_t, dct::Op::kOr>, uint32_t>({&own, &read}, -1);
+    if (!dct::has_all(all.own_value, own.own_value, 0, own.size)) return broken && shown;
+    ++united;
+    return placed(v, units, all.own_value);
+  } catch (const dct::BadParcel&) {
+    return broken;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -165,7 +223,11 @@ int main(int argc, char** argv) {
       std::printf("frame %ld: an honest one was refused, or nonsense was believed\n", f);
       return 1;
     }
+    if (f % 4 == 0 && !(f % 8 ? one_bitmap<float>() : one_bitmap<double>())) {
+      std::printf("frame %ld: a bitmap led out of its vector, or an honest one was refused\n", f);
+      return 1;
+    }
   }
-  std::printf("%ld frames, %ld honest, %ld believed\n", frames, honest, believed);
+  std::printf("%ld frames, %ld honest, %ld believed, %ld unions\n", frames, honest, believed, united);
   return 0;
 }

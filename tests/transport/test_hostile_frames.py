@@ -57,12 +57,16 @@ def floats(*numbers):
 
 
 class Liar:
-  """Worker 1 of two. It answers the frames of worker 0 with `answers`, which say what to do with each."""
+  """Worker 1 of two. It answers the frames of worker 0 with `answers`, which say what to do with each.
 
-  def __init__(self, *answers):
+  With `first` it is worker 0, and answers worker 1.
+  """
+
+  def __init__(self, *answers, first=False):
     mine, self._socket = socket.socketpair()
     self._socket.settimeout(20)
-    self.channel = native.module().open_channel(0, [-1, mine.detach()], ['me', 'liar'], 10.0)
+    order = slice(None, None, -1 if first else 1)
+    self.channel = native.module().open_channel(int(first), [-1, mine.detach()][order], ['me', 'liar'][order], 10.0)
     self._thread = threading.Thread(target=self._lie, args=(answers,))
 
   def __enter__(self):
@@ -241,6 +245,73 @@ def test_the_ring_refuses_values_of_another_length(answer):
         np.zeros(0, np.uint32), x, size, size, channel, Settings(), algorithm=ALGORITHMS.index('dense')))
     text, _ = workers.error_of(lambda: jax.block_until_ready(call(np.ones(size, np.float32))))
   assert re.search(UNREADABLE + 'it has another length', text)
+
+
+def error_in_union(*answers, size, index=0, first=False):
+  """The text of the error of a union of our one entry with a liar's vector."""
+  with Liar(*answers, first=first) as channel:
+    call = jax.jit(lambda i, v: transport.reduce_stream(
+        i, v, 1, size, channel, Settings(), algorithm=ALGORITHMS.index('union')))
+    arguments = jax.device_put((np.array([index], np.uint32), np.ones(1, np.float32)))
+    return workers.error_of(lambda: jax.block_until_ready(call(*arguments)))[0]
+
+
+def bitmap_of(*numbers):
+  """An answer: a dense vector of words."""
+  return lambda frame: changed(form=DENSE, codec=0, rice=0, index_words=0, count=len(numbers),
+                               body=words(*numbers))(frame)
+
+
+LAST = 2**17 + 1  # of a bitmap that is not gathered, with one bit in its last word
+HALF = 2049  # words of the first worker's share of that bitmap, one more than of the second's
+RING = 2**22 + 1  # of a bitmap that goes around a ring, likewise
+RING_HALF = 2**16 + 1
+
+
+@pytest.mark.parametrize('bits', [1 << 18, 1 << 31, 2**32 - 1])
+@pytest.mark.parametrize('form', ['dense', 'sparse'])
+def test_bits_behind_the_last_unit(form, bits):
+  """They would lead to coordinates behind the vector's end."""
+  answer = bitmap_of(0, bits) if form == 'dense' else changed(
+      form=SPARSE, codec=1, rice=0, count=1, index_words=1, body=words(1, bits))
+  assert re.search(UNREADABLE + 'its bitmap has bits behind the last unit', error_against(answer, algorithm='union'))
+
+
+def test_bits_behind_the_last_unit_of_what_an_owner_shows():
+  show = bitmap_of(*[0] * (HALF - 2), 2)
+  assert re.search(UNREADABLE + 'its bitmap has bits behind the last unit', error_in_union(
+      bitmap_of(*[0] * HALF), show, size=LAST))
+
+
+@pytest.mark.parametrize('first', [False, True])
+def test_bits_behind_the_last_unit_in_a_ring(first):
+  """The second worker's share is the last. It shows them, or is told of them by the first."""
+  wrong = words(*[0] * (RING_HALF - 2), 2)
+  show = lambda frame: PARCEL.pack(DENSE, 0, 0, 0, RING_HALF - 1, 0, *[0] * 8) + wrong
+  answers = [lambda frame: wrong] if first else [lambda frame: bytes(4 * RING_HALF), show]
+  named = UNREADABLE.replace('1', '0') if first else UNREADABLE
+  assert re.search(named + 'its bitmap has bits behind the last unit', error_in_union(
+      *answers, size=RING, first=first))
+
+
+def test_an_owner_that_leaves_our_units_out():
+  """Our values would have no place in the union."""
+  assert re.search(UNREADABLE + 'its bitmap lacks units that it was told of', error_in_union(
+      bitmap_of(*[0] * HALF), bitmap_of(*[0] * (HALF - 1)), size=LAST, index=LAST - 1))
+
+
+@pytest.mark.parametrize('answer', [lambda frame: frame[:-4], lambda frame: b'', changed(count=3), changed(form=9)],
+                         ids=['short', 'empty', 'count', 'form'])
+def test_values_that_do_not_fit_the_union(answer):
+  """All agree on the union; who sends another number of values does not."""
+  assert re.search(UNREADABLE, error_against(bitmap_of(0xFFFF0000, 0), answer, algorithm='union'))
+
+
+def test_units_that_only_the_liar_has_are_units():
+  """Nobody can tell: our half of the union's 32 is right for what was said."""
+  out = reduce_against(bitmap_of(2**32 - 1, 0), silence, silence, algorithm='union')
+  assert out.shape == (50,)
+  np.testing.assert_array_equal(np.flatnonzero(out[:16]), [1, 5])
 
 
 def test_a_worker_that_lies_in_the_background_is_named_by_wait():

@@ -121,7 +121,7 @@ def test_streams_come_back_within_the_entries_that_were_sent(op, delta, number):
   for pattern, count in (('overlapping', 80), ('disjoint', 80), ('identical', 77), ('uneven', 40),
                          ('empty', 0)):
     streams = streams_of(index_sets(rng, pattern, count, size, number), rng)
-    for algorithm in ('all_gather', 'recursive_double', 'split_all_gather'):
+    for algorithm in ('all_gather', 'recursive_double', 'split_all_gather', 'union'):
       entries, _, (index, value) = workers.group(number).reduce(
           streams, size, algorithm=algorithm, op=op, settings=Settings(delta=delta), pad=pad,
           capacity=min(number * pad, size))
@@ -200,6 +200,44 @@ def test_dsar_sends_its_entries_once_and_a_dense_share(number):
   assert volume(number, 'even', 200, 4000, 'dsar') == heads + (number - 1) * 1600 // number + dense
   for pattern in ('overlapping', 'disjoint', 'uneven'):
     assert volume(number, pattern, 200, 4000, 'dsar') <= heads + 3200 + dense
+
+
+@pytest.mark.parametrize('number', [2, 4, 5, 8])
+def test_union_sends_a_bit_a_coordinate_and_the_dense_values_of_the_union(number):
+  """A small bitmap goes to all, a large one is split, as the values always are; indices never travel."""
+  values = 2 * (number - 1) * (FRAME * number + 4 * 200) // number
+  assert volume(number, 'even', 200, 4000, 'union') == (number - 1) * (FRAME + 500) + values
+  bitmap = 2 * (number - 1) * (FRAME * number + 20_000) // number
+  assert volume(number, 'even', 200, 160_000, 'union') == bitmap + values
+  disjoint = 2 * (number - 1) * (FRAME * number + 4 * 200 * number) // number
+  assert volume(number, 'disjoint', 200, 4000, 'union') == (number - 1) * (FRAME + 500) + disjoint
+
+
+@pytest.mark.parametrize('number', [2, 3])
+def test_large_unions_go_around_a_ring(number):
+  """Bitmap and values; integers, as the ring adds in an order of its own."""
+  rng = np.random.default_rng(number)
+  size = number * 2**20 + 12345
+  streams = streams_of(index_sets(rng, 'overlapping', size // 20, size, number), rng, 'uint32')
+  entries, sent, out = workers.group(number).reduce(streams, size, algorithm='union', pad=size // 20)
+  want, present = expected(streams, size, 'union')
+  np.testing.assert_array_equal(out, want)
+  assert entries == present.sum()
+  plain = 2 * (number - 1) * (4 * (-(-size // 32) + entries)) / number
+  assert plain < sent < plain + 100 * (FRAME + 8)
+
+
+@pytest.mark.parametrize('number', [1, 2, 5])
+def test_coordinates_whose_values_cancel_stay_in_the_union(number):
+  """Also if everybody has all of them."""
+  group = workers.group(number)
+  for size, index in ((9, np.array([2, 3, 7])), (3, np.arange(3))):
+    streams = [(index.astype(np.uint32), np.float32([1, -1, 0]) * (1 if w % 2 else -1) * (w < number // 2 * 2))
+               for w in range(number)]
+    entries, _, (got, value) = group.reduce(streams, size, algorithm='union', pad=3, capacity=min(3 * number, size))
+    np.testing.assert_array_equal(got[:entries], index)
+    np.testing.assert_array_equal(value[:entries], np.zeros(3))
+    assert group.reduce(streams, size, algorithm='union', pad=3)[0] == 3
 
 
 def test_a_dense_vector_is_sent_twice_but_for_the_own_share():

@@ -33,7 +33,12 @@ enum class Algorithm : uint32_t {
   kSplitAllGather = 2,   // SSAR_Split_AllGather
   kDsar = 3,             // DSAR_Split_AllGather: the second half is always dense
   kDense = 4,            // the same with a dense input: a dense allreduce
+  kUnion = 5,            // an OR of bitmaps, then a dense allreduce of the union's values
 };
+
+// Up to so many bytes of all workers' bitmaps together, kUnion gathers them in one round: a second one would cost more
+// than the bytes that it saves.
+constexpr int64_t kOneRoundBytes = 16384;
 
 // Coordinate-wise operations with a neutral element; a coordinate that is not there is neutral.
 enum class Op : int64_t { kSum = 0, kMax = 1, kMin = 2, kProduct = 3, kOr = 4 };

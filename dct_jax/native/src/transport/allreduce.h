@@ -1,6 +1,8 @@
 // SparCML's algorithms: all workers' vectors -> their reduction, the same bits on every worker.
 #pragma once
 
+#include <functional>
+
 #include "common/integers.h"
 #include "transport/channel.h"
 #include "transport/parcel.h"
@@ -32,26 +34,39 @@ class Reducer {
   // the exchange cannot be finished, and names the worker that is to blame.
   Result<T> run(const Vec<T>& own, const Meta& meta) {
     if (workers_ == 1) return alone(own, meta);
-    channel_.begin(kind(own.size));
+    begin(own.size);
     switch (set_.algorithm) {
       case Algorithm::kAllGather: return all_gather(own, meta);
       case Algorithm::kRecursiveDouble: return recursive_double(own, meta);
-      default: break;
+      case Algorithm::kDense: return own.dense ? reduce_dense(own, meta) : split(own, meta);
+      default: return split(own, meta);
     }
-    const bool large = own.size * int64_t(sizeof(T)) > workers_ * kBulkBytes;
-    return set_.algorithm == Algorithm::kDense && own.dense && large ? ring(own, meta) : split(own, meta);
   }
 
- private:
-  // What all workers must agree on.
-  uint32_t kind(int64_t size) const {
+  // Says what the next exchanges are about, on which all workers must agree: the settings, and a vector of `size`
+  // coordinates in so many units, where they count.
+  void begin(int64_t size, int64_t units = 0) {
     uint32_t hash = std::is_floating_point_v<T>;
     for (int64_t x : {int64_t(set_.algorithm), int64_t(sizeof(T)), int64_t(O::kOp), size, int64_t(set_.bits),
-                      set_.bucket}) {
+                      set_.bucket, units}) {
       hash = mix(hash * 31 + uint32_t(x) + 1);
     }
-    return hash;
+    channel_.begin(hash);
   }
+
+  // The reduction of dense vectors, as a part of an exchange that has begun. Large ones go around a ring.
+  Result<T> reduce_dense(const Vec<T>& own, const Meta& meta) {
+    const bool large = own.size * int64_t(sizeof(T)) > workers_ * kBulkBytes;
+    return large ? ring(own, meta) : split(own, meta);
+  }
+
+  // The same in one round, for small ones: see all_gather below.
+  Result<T> gather_dense(const Vec<T>& own, const Meta& meta) { return all_gather(own, meta); }
+
+  // What holds for vectors of other workers beyond their form: `check` throws BadParcel where it does not.
+  void set_check(std::function<void(const Vec<T>&)> check) { check_ = std::move(check); }
+
+ private:
 
   int64_t delta(int64_t size) const { return int64_t(set_.delta * double(size)); }
 
@@ -81,11 +96,17 @@ class Reducer {
     }
   }
 
+  void check(const Vec<T>& theirs) const {
+    if (check_) check_(theirs);
+  }
+
   // A parcel of the coordinates [begin, begin + size); its numbers are added to `meta`.
   Vec<T> open(const Incoming& in, int64_t begin, int64_t size, Meta* meta, const Quantization& quantization = {}) {
     Meta theirs;
     Vec<T> out = believe(in, [&](const uint8_t* bytes, int64_t length) {
-      return read_parcel<T>(bytes, length, {begin, size, workers_, quantization}, &theirs);
+      Vec<T> read = read_parcel<T>(bytes, length, {begin, size, workers_, quantization}, &theirs);
+      check(read);
+      return read;
     });
     meta->add(theirs);
     return out;
@@ -195,12 +216,18 @@ class Reducer {
     std::vector<const Vec<T>*> parts;
     for (const Vec<T>& v : received) parts.push_back(&v);
     parts.insert(parts.begin() + rank_, &shares[size_t(rank_)]);
-    const bool force = set_.algorithm >= Algorithm::kDsar;
+    const bool force = dense_sums();
     Vec<T> reduced = combine<O, T>(parts, force ? -1 : delta(mine_size));
     // Everybody knows now how much there is: an upper bound of a share of the result decides how it travels.
     const int64_t most = force ? total : std::min(total, int64_t(result.meta.entries));
     const bool bulk = most * int64_t(sizeof(T)) > workers_ * kBulkBytes;
     return show(std::move(reduced), sent, std::move(result), total, bulk);
+  }
+
+  // Whether the owner's sum of a share is dense, however few entries there are.
+  bool dense_sums() const {
+    const Algorithm a = set_.algorithm;
+    return a == Algorithm::kDsar || a == Algorithm::kDense || a == Algorithm::kUnion;
   }
 
   // A large dense allreduce. Shares collect summands around the ring: the share of worker w begins at w + 1 and
@@ -215,12 +242,15 @@ class Reducer {
       std::vector<Incoming> in =
           trade({{next, {{sum.value, bytes}}}}, {before}, mine.size * int64_t(sizeof(T)));
       sent.sent += uint64_t(bytes + kFrameHead);
-      Block<T> added = believe(in[0], [&](const uint8_t* values, int64_t length) {
-        return read_values<T>(values, length, mine.size);
+      Vec<T> added;
+      added.begin = mine.begin;
+      added.size = mine.size;
+      believe(in[0], [&](const uint8_t* values, int64_t length) {
+        added.own_dense(read_values<T>(values, length, mine.size));
+        check(added);
       });
-      apply_to<O>(added.begin(), mine);
-      sum = std::move(mine);
-      sum.own_dense(std::move(added));
+      apply_to<O>(added.own_value.begin(), mine);
+      sum = std::move(added);
     }
     return show(std::move(sum), sent, {}, own.size, true);
   }
@@ -266,6 +296,7 @@ class Reducer {
   Channel& channel_;
   Settings set_;
   int rank_, workers_;
+  std::function<void(const Vec<T>&)> check_;
 };
 
 }  // namespace dct

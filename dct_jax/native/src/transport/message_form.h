@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/stream.h"
-#include "transport/allreduce.h"
+#include "transport/union_reduce.h"
 
 namespace dct {
 
@@ -32,6 +32,14 @@ struct MessageForm {
     int64_t n = dense_values();
     for (int64_t s : sparse_sizes) n += s;
     return n;
+  }
+
+  // The units of the vector that `vector_of` makes of a message; layers that travel whole are one.
+  Units units() const {
+    Units out;
+    for (int64_t s : sparse_sizes) out.append(s, unit);
+    out.append(dense_values(), dense_values());
+    return out;
   }
 
   // Words that no message exceeds: no codec takes more than a word an index, but for what it rounds up.

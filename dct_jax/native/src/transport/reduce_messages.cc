@@ -11,7 +11,7 @@ uint64_t missing_words(const uint32_t* words) {
   return words[word::kWanted] > words[word::kLength] ? words[word::kWanted] - words[word::kLength] : 0;
 }
 
-// Messages of sparse streams, reduced by one of SparCML's algorithms or gathered as they are.
+// Messages of sparse streams, reduced by one of the algorithms or gathered as they are.
 class MessageReduction : public Task {
  public:
   MessageReduction(MessageForm form, std::vector<uint32_t> message, Block<float> pending)
@@ -49,7 +49,8 @@ class MessageReduction : public Task {
       meta.missing = missing_words(message_.data());
       meta.entries = form_.entries_of(stream);
     }
-    result_ = Reducer<float, Operation<float, Op::kSum>>(channel, form_.settings).run(own, meta);
+    using Sum = Operation<float, Op::kSum>;
+    result_ = reduce_vectors<float, Sum>(channel, form_.settings, own, meta, form_.units());
   }
 
   void write(ffi::ThreadPool& pool, uint32_t* info, const Targets& targets) {

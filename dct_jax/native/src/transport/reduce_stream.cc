@@ -1,7 +1,7 @@
 // One vector a worker, given by its entries, reduced over a channel.
 #include "common/parallel.h"
-#include "transport/allreduce.h"
 #include "transport/tasks.h"
+#include "transport/union_reduce.h"
 
 namespace dct {
 namespace {
@@ -62,7 +62,9 @@ ffi::Error ReduceStream(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> ind
       meta.entries = uint64_t(own.count);
       Result<T> result = exchanging(*on, [&] {
         check_entries(own, index.element_count(), value.element_count());
-        return Reducer<T, O>(*on, settings).run(own, meta);
+        Units units;
+        units.append(size, 1);
+        return reduce_vectors<T, O>(*on, settings, own, meta, units);
       });
       uint32_t* out = info->typed_data();
       const uint64_t mean_sent = result.meta.sent / uint64_t(on->size());
