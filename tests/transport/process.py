@@ -29,6 +29,7 @@ COLLECTIVES = {
     'all_gather': lambda t: sparse_all_reduce('all_gather', t),
     'split_all_gather': lambda t: sparse_all_reduce('split_all_gather', t),
     'recursive_double': lambda t: sparse_all_reduce('recursive_double', t),
+    'union': lambda t: sparse_all_reduce('union', t),
     'auto': lambda t: sparse_all_reduce('auto', t, costs=COSTS, dense_fallback=False),
     'union_sum': lambda t: union_sum(transport=t),
     's2': lambda t: s2(0.5, transport=t),

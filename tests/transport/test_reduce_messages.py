@@ -167,6 +167,17 @@ def test_reduced_messages_are_the_decompressed_ones(name, number):
       assert any(p.message[2] > p.message[1] for p in packed)
 
 
+@pytest.mark.parametrize(('name', 'units'), [('top_k', 221 + 257 + 48 + 1), ('block_top_k', 14 + 17 + 3 + 1)])
+def test_union_sends_a_bit_a_unit_and_the_values_of_the_union(name, units):
+  """Layers that travel whole are one unit. Frames have a head of 16 bytes, parcels of 96."""
+  number, head = 4, 16 + 96
+  packed = packed_of(name, 'usual', number)
+  info, _ = workers.group(number).call(
+      name, calls_of(name, Settings())[0], [arguments_of(name, p, 'union') for p in packed])[0]
+  values = 2 * (head * number + 4 * int(info.union)) * (number - 1)
+  assert info.sent == (head + 4 * -(-units // 32)) * (number - 1) + -(-values // number)
+
+
 @pytest.mark.parametrize('name', ['top_k', 'block_top_k'])
 def test_start_and_wait_are_the_blocking_call(name):
   """Several exchanges of one channel may be on their way; wait gives the oldest."""
