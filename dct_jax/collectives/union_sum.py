@@ -17,6 +17,7 @@ from dct_jax.arrays import floats_of, words_of
 from dct_jax.collectives import stream_blocks
 from dct_jax.collectives.blocks import Blocks, Union, union_of
 from dct_jax.collectives.parts import Summation, or_parts, or_with_notes, traffic
+from dct_jax.collectives.sparse_all_reduce import sparse_all_reduce
 from dct_jax.contract import ADD_F32, Collective, Part
 from dct_jax.kernels import bitmaps
 from dct_jax.transport import Transport
@@ -83,7 +84,8 @@ def union_sum(rungs: int = 24, *, transport: Transport | None = None) -> Collect
 
   Args:
     rungs: lengths to compile, each at most so much too long that all of them span a factor of 32.
-    transport: from `dct_jax.connect`; without one sums go through XLA.
+    transport: from `dct_jax.connect`, which has the same as `sparse_all_reduce('union')`: lengths are exact then.
+      Without one sums go through XLA.
 
   Returns:
     A `Collective` for compressors whose messages are sparse streams. It is at its best with blocks
@@ -99,7 +101,9 @@ def union_sum(rungs: int = 24, *, transport: Transport | None = None) -> Collect
   """
   if rungs < 1:
     raise ValueError(f'rungs must be at least 1, got {rungs=}')
-  add = Summation(transport)
+  if transport is not None:
+    return sparse_all_reduce('union', transport)
+  add = Summation()
 
   def reduce(compressor, layers, packed, old_state, state, room, axis_name):
     del room

@@ -1,6 +1,7 @@
 """Embedding tables: where rows live, how they travel, optimizers of the used ones, and the step with them."""
 
 from dct_jax.tables import row_messages
+from dct_jax.tables.auto import AutoRowsState, auto_rows
 from dct_jax.tables.exchange import Asked, RowExchange, RowsState
 from dct_jax.tables.layout import TableLayout, deal, init_tables
 from dct_jax.tables.optimizers import RowOptimizer, adagrad, make_optimizer, sgd, sum_duplicates
@@ -18,9 +19,9 @@ from dct_jax.tables.row_messages import as_stream
 from dct_jax.tables.step import init_rows, make_row_predictor, make_row_step, update_all
 
 __all__ = [
-    'Asked', 'ReplicatedRows', 'ReplicatedRowsState', 'RowExchange', 'RowOptimizer', 'RowReducer', 'RowSum',
-    'RowsState', 'TableLayout', 'adagrad', 'as_stream', 'check_ids', 'deal', 'dense_rows', 'gather_rows', 'init_rows',
-    'init_tables', 'make_optimizer', 'make_row_predictor', 'make_row_step', 'sgd', 'sketch_rows', 'split_rows',
-    'sum_duplicates', 'union_rows', 'update_all',
+    'Asked', 'AutoRowsState', 'ReplicatedRows', 'ReplicatedRowsState', 'RowExchange', 'RowOptimizer', 'RowReducer',
+    'RowSum', 'RowsState', 'TableLayout', 'adagrad', 'as_stream', 'auto_rows', 'check_ids', 'deal', 'dense_rows',
+    'gather_rows', 'init_rows', 'init_tables', 'make_optimizer', 'make_row_predictor', 'make_row_step', 'sgd',
+    'sketch_rows', 'split_rows', 'sum_duplicates', 'union_rows', 'update_all',
     'row_messages',  # a module
 ]

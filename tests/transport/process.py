@@ -29,7 +29,6 @@ COLLECTIVES = {
     'all_gather': lambda t: sparse_all_reduce('all_gather', t),
     'split_all_gather': lambda t: sparse_all_reduce('split_all_gather', t),
     'recursive_double': lambda t: sparse_all_reduce('recursive_double', t),
-    'union': lambda t: sparse_all_reduce('union', t),
     'auto': lambda t: sparse_all_reduce('auto', t, costs=COSTS, dense_fallback=False),
     'union_sum': lambda t: union_sum(transport=t),
     's2': lambda t: s2(0.5, transport=t),
@@ -42,6 +41,7 @@ REDUCERS = {
     'sketch': lambda t: tables.sketch_rows(0.5, 3, transport=t),
     'narrow': lambda t: tables.sketch_rows(2.0, values='int16', transport=t),
     'dense': lambda t: tables.dense_rows(transport=t),
+    'auto': lambda t: tables.auto_rows(COSTS, t),
 }
 ROWS, WIDTH, IDS = 97, 5, 24
 

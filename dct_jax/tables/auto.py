@@ -1,0 +1,73 @@
+"""The reducer of rows that should be fastest, chosen in every step by the cost model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dct_jax import axes
+from dct_jax.arrays import u32
+from dct_jax.collectives.algorithms import number
+from dct_jax.collectives.costs import Costs, Instance, predict, random_union
+from dct_jax.kernels import bitmaps
+from dct_jax.tables.reducers import RowReducer, RowSum, dense_rows, gather_rows, padded, split_rows, union_rows
+from dct_jax.transport import Transport
+
+CHOICES = ('all_gather', 'split_all_gather', 'union', 'dense')
+
+
+class AutoRowsState(NamedTuple):
+  """State of `auto_rows`, equal on all workers."""
+
+  entries: jax.Array  # float32: rows that a worker had in the last step, on average; 0 before the first one
+  union: jax.Array  # float32: rows that somebody had
+  chosen: jax.Array  # uint32: which of `CHOICES` was taken
+
+
+def auto_rows(costs: Costs, transport: Transport) -> RowReducer:
+  """Gathered, split, by their union or dense: whichever should take the least time for as many rows as last time.
+
+  Args:
+    costs: measured by `dct_jax.netlab.calibrate`, or `Costs.of_network` for a guess.
+    transport: from `dct_jax.connect`.
+
+  Raises:
+    ValueError: if the costs are of another number of workers.
+  """
+  if costs.workers != transport.size:
+    raise ValueError(f'the costs were measured with {costs.workers} workers, got {transport.size=}')
+  reducers = [gather_rows(transport=transport), split_rows(transport), union_rows(transport=transport),
+              dense_rows(transport=transport)]
+
+  def reduce(stream, rows, state, axis_name):
+    workers, width, room = axes.axis_size(axis_name), stream.values.shape[1], stream.indices.size
+    first = float(min(room / 2, rows))
+    entries = jnp.where(state.entries > 0, state.entries, first)
+    union = jnp.where(state.entries > 0, state.union, random_union(rows, first / rows, workers))
+    chosen = _cheapest(costs, Instance(workers, rows * width, width * entries, width * union, dense_result=False,
+                                       unit=width, summed_unit=width))
+    branches = [lambda r=r: _alike(r.reduce(stream, rows, (), axis_name), min(workers * room, 2**31 - 1), rows)
+                for r in reducers]
+    summed = lax.switch(chosen, branches)
+    found = bitmaps.size(bitmaps.of_ids(u32(summed.ids), u32(summed.ids.size), rows)).astype(jnp.float32)
+    known = jnp.where(summed.entries > 0, summed.entries.astype(jnp.float32), entries)
+    return summed._replace(state=AutoRowsState(known, found, u32(chosen)))
+
+  zero = lambda: jnp.zeros((), jnp.float32)
+  return RowReducer(lambda: AutoRowsState(zero(), zero(), jnp.zeros((), jnp.uint32)), reduce)
+
+
+def _cheapest(costs: Costs, instance: Instance) -> Any:
+  seconds = predict(costs, instance, jnp)
+  return jnp.argmin(jnp.stack([seconds[number(name)] for name in CHOICES])).astype(jnp.int32)
+
+
+def _alike(summed: RowSum, length: int, rows: int) -> RowSum:
+  """Of a common length; of a dense sum, the rows that are not zero."""
+  if summed.ids.size <= length:
+    return padded(summed, length, rows)
+  ids = bitmaps.to_ids(bitmaps.of_mask(jnp.any(summed.values != 0, axis=1)), rows, length).astype(jnp.int32)
+  return summed._replace(ids=ids, values=summed.values.at[ids].get(mode='fill', fill_value=0))
