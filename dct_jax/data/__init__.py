@@ -1,3 +1,3 @@
 """Loaders of real data sets, and generators that say that they are synthetic. No JAX in here."""
 
-__all__ = ['clicks', 'images', 'linear', 'translation']  # modules
+__all__ = ['clicks', 'images', 'linear', 'translation', 'words']  # modules

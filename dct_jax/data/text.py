@@ -1,10 +1,11 @@
-"""Lines of plain, .gz and .xz files in blocks of bounded size."""
+"""Lines of plain, .gz and .xz files, in blocks of bounded size or all at once."""
 
 from __future__ import annotations
 
 import gzip
 import lzma
 import os
+import zlib
 from collections.abc import Iterator
 from typing import IO
 
@@ -39,6 +40,28 @@ def blocks(path: str | os.PathLike, size: int = BLOCK) -> Iterator[bytes]:
       rest.append(tail)
     if last := b''.join(rest):
       yield last + b'\n'
+
+
+def read_lines(path: str | os.PathLike) -> list[str]:
+  """Lines of a plain, .gz or .xz file, without their ends.
+
+  Only a newline ends a line: others that Unicode knows occur within sentences, and a reader that splits there
+  puts all lines behind out of step with those of a translation.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+    ValueError: if it is cut off, or is not UTF-8; the message has the line.
+  """
+  try:
+    data = b''.join(blocks(path))
+  except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+    raise ValueError(f'{path} cannot be unpacked: {error}') from error
+  try:
+    lines = data.decode('utf-8-sig').split('\n')
+  except UnicodeDecodeError as error:
+    line = data.count(b'\n', 0, error.start) + 1
+    raise ValueError(f'{path}, line {line}: this is not UTF-8: {error.reason}') from error
+  return [line.removesuffix('\r') for line in lines[:-1]]
 
 
 class Malformed:

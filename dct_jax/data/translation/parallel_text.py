@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import lzma
 import os
 import pathlib
-import zlib
 from typing import NamedTuple
 
 from absl import logging
 
-from dct_jax.data import text
+from dct_jax.data.text import read_lines
 
 PACKED = ('', '.gz', '.xz')
 VALID = ('valid', 'val', 'dev')
@@ -33,28 +30,6 @@ class LineSets(NamedTuple):
   valid: Lines
   test: Lines
   name: str
-
-
-def read_lines(path: str | os.PathLike) -> list[str]:
-  """Lines of a plain, .gz or .xz file, without their ends.
-
-  Only a newline ends a line: others that Unicode knows occur within sentences, and a reader that splits there
-  puts all pairs behind out of step.
-
-  Raises:
-    FileNotFoundError: if there is no such file.
-    ValueError: if it is cut off, or is not UTF-8; the message has the line.
-  """
-  try:
-    data = b''.join(text.blocks(path))
-  except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-    raise ValueError(f'{path} cannot be unpacked: {error}') from error
-  try:
-    lines = data.decode('utf-8-sig').split('\n')
-  except UnicodeDecodeError as error:
-    line = data.count(b'\n', 0, error.start) + 1
-    raise ValueError(f'{path}, line {line}: this is not UTF-8: {error.reason}') from error
-  return [line.removesuffix('\r') for line in lines[:-1]]
 
 
 def read(source: str | os.PathLike, target: str | os.PathLike) -> Lines:
