@@ -83,6 +83,19 @@ def activation_table(histories: Histories) -> str:
   return _aligned(rows)
 
 
+def row_table(histories: Histories) -> str:
+  """Bytes that a worker sends for rows of embedding tables in the last step, beside those of all other gradients.
+
+  Args:
+    histories: with `row_bytes` in their lines; runs without tables have none.
+  """
+  rows = [['in the last step', 'rows B', 'other gradients B']]
+  for name, lines in histories.items():
+    mine = lines[-1].get('row_bytes')
+    rows.append([name, '' if mine is None else f'{mine:,.0f}', f'{lines[-1]["sent_bytes"]:,.0f}'])
+  return _aligned(rows)
+
+
 def evaluations(history: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
   """What `evaluate` said during a run, by name, and `step`: columns to draw.
 

@@ -3,13 +3,16 @@
 Importing JAX, matplotlib and the toolkit takes four seconds. A server does it once and forks.
 """
 
+import json
 import multiprocessing
 import os
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).parents[2]
 IMPORTED = ['matplotlib.pyplot', 'orbax.checkpoint', 'sklearn.datasets', 'dct_jax.netlab', 'dct_jax.runtime']
@@ -39,3 +42,26 @@ def _execute(script, arguments, outputs):
   sys.argv = [script, *arguments]
   sys.path[:0] = [str(pathlib.Path(script).parent), str(ROOT)]
   runpy.run_path(script, run_name='__main__')
+
+
+def lines_of(directory):
+  """What the log of a run has so far."""
+  path = directory / 'metrics.jsonl'
+  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def kill_a_worker(workdir, method, after):
+  """SIGKILL for one of the processes of a run, when its log has reached a step."""
+  end = time.monotonic() + 200
+  while not any(line['step'] >= after for line in lines_of(workdir / method)):
+    assert time.monotonic() < end, 'the run does not get that far'
+    time.sleep(0.05)
+  for entry in pathlib.Path('/proc').glob('[0-9]*'):
+    try:
+      ours = f'--workdir={workdir}' in (entry / 'cmdline').read_text()
+      last = 'DCT_JAX_PROCESS_ID=1' in (entry / 'environ').read_text()
+    except OSError:  # gone, or not ours
+      continue
+    if ours and last:
+      return os.kill(int(entry.name), signal.SIGKILL)
+  raise AssertionError('there is no such process')

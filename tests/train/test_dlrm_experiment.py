@@ -1,12 +1,8 @@
 """`experiments/dlrm_criteo.py` and what is built on it from their command lines, for a few steps."""
 
 import json
-import os
-import pathlib
 import re
-import signal
 import threading
-import time
 
 import commands
 import pytest
@@ -69,25 +65,7 @@ def test_processes_see_the_same_data_as_devices(tmp_path):
 
 
 def lines_of(workdir):
-  path = workdir / 'mp2/metrics.jsonl'
-  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def kill_a_worker(workdir, after):
-  """SIGKILL for one of the processes of a run, when its log has reached a step."""
-  end = time.monotonic() + 200
-  while not any(line['step'] >= after for line in lines_of(workdir)):
-    assert time.monotonic() < end, 'the run does not get that far'
-    time.sleep(0.05)
-  for entry in pathlib.Path('/proc').glob('[0-9]*'):
-    try:
-      ours = f'--workdir={workdir}' in (entry / 'cmdline').read_text()
-      last = 'DCT_JAX_PROCESS_ID=1' in (entry / 'environ').read_text()
-    except OSError:  # gone, or not ours
-      continue
-    if ours and last:
-      return os.kill(int(entry.name), signal.SIGKILL)
-  raise AssertionError('there is no such process')
+  return commands.lines_of(workdir / 'mp2')
 
 
 @pytest.mark.slow
@@ -105,7 +83,7 @@ def test_stages_in_processes_train_as_cuts_inside_a_device_also_after_a_kill(tmp
   forward = [float(row[0].replace(',', '')) for row in cuts]
   assert forward[0] == pytest.approx(forward[1] + 12, abs=40)  # its shape, and a mask may have flipped
 
-  killed = threading.Thread(target=kill_a_worker, args=(tmp_path / 'killed', 20))
+  killed = threading.Thread(target=commands.kill_a_worker, args=(tmp_path / 'killed', 'mp2', 20))
   killed.start()
   part = run(*stages, f'--workdir={tmp_path / "killed"}')
   killed.join()

@@ -14,3 +14,9 @@ def test_what_a_run_has_no_result_of_stays_empty():
   head, row = report.table({'run': [last]}, ('a', 'b')).splitlines()
   assert head.split()[:2] == ['a', 'b']
   assert row.split() == ['run', '0.50000', '10', '2.0x', '30', '0.00']
+
+
+def test_bytes_of_rows_are_shown_where_there_are_tables():
+  _, first, second = report.row_table({'a': [{'row_bytes': 1200.0, 'sent_bytes': 30}],
+                                       'b': [{'sent_bytes': 4000}]}).splitlines()
+  assert first.split() == ['a', '1,200', '30'] and second.split() == ['b', '4,000']

@@ -1,0 +1,1 @@
+"""The word language model: its training step for a configuration, and its evaluation."""
