@@ -122,8 +122,8 @@ def sketch_rows(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 
 
   def reduce(stream, table_rows, state, axis_name):
     blocks = Listed(stream, table_rows)
-    most = blocks.most * (axes.axis_size(axis_name) if of == 'union' else 1)
-    steps = sketch.lengths(blocks.most * blocks.unit // 2, min(most, table_rows) * blocks.unit)
+    most = min(blocks.most * (axes.axis_size(axis_name) if of == 'union' else 1), table_rows) * blocks.unit
+    steps = sketch.lengths(most // 2, most)
     total, new, _ = sum_sketched(blocks, jnp.zeros(0, jnp.float32), stream.count.reshape(1), sketch, steps, state,
                                  add, axis_name)
     return _rows_of(total, new)

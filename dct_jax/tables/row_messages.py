@@ -47,7 +47,7 @@ def read(messages: jax.Array, rows: int, width: int) -> tuple[jax.Array, jax.Arr
   used = jnp.arange(records.shape[1], dtype=jnp.uint32) < messages[:, :1]
   ids = jnp.where(used & (records[..., 0] < rows), records[..., 0], u32(rows)).astype(jnp.int32)
   values = jnp.where(used[..., None], floats_of(records[..., 1:]), 0)
-  return ids.reshape(-1), values.reshape(-1, width)
+  return ids.reshape(-1), values.reshape(ids.size, width)
 
 
 def to_owners(stream: Stream, workers: int) -> jax.Array:
