@@ -13,7 +13,7 @@ from dct_jax.arrays import u32
 from dct_jax.collectives.algorithms import number
 from dct_jax.collectives.costs import Costs, Instance, features, random_union
 from dct_jax.kernels import bitmaps
-from dct_jax.tables.reducers import RowReducer, RowSum, dense_rows, gather_rows, padded, split_rows, union_rows
+from dct_jax.tables.reducers import RowReducer, dense_rows, gather_rows, padded, split_rows, union_rows
 from dct_jax.transport import Transport
 
 CHOICES = ('all_gather', 'split_all_gather', 'union', 'dense')
@@ -49,8 +49,8 @@ def auto_rows(costs: Costs, transport: Transport) -> RowReducer:
     union = jnp.where(state.entries > 0, state.union, random_union(rows, first / rows, workers))
     chosen = _cheapest(costs, Instance(workers, rows * width, width * entries, width * union, dense_result=False,
                                        unit=width, summed_unit=width))
-    length = workers * min(workers * room, -(-rows // workers) + room)  # the longest sum of those that are not dense
-    branches = [lambda r=r: _alike(r.reduce(stream, rows, (), axis_name), length, rows) for r in reducers]
+    length = workers * max(room, min(workers * room, -(-rows // workers)))  # of the longest sum
+    branches = [lambda r=r: padded(r.reduce(stream, rows, (), axis_name), length, rows) for r in reducers]
     summed = lax.switch(chosen, branches)
     found = bitmaps.size(bitmaps.of_ids(u32(summed.ids), u32(summed.ids.size), rows)).astype(jnp.float32)
     known = jnp.where(summed.entries > 0, summed.entries.astype(jnp.float32), entries)
@@ -65,11 +65,3 @@ def _cheapest(costs: Costs, instance: Instance) -> Any:
   a_round, a_byte, *_ = costs.table[number('dense')]
   seconds = features(instance, jnp)[:, :2] @ jnp.array([a_round, a_byte])
   return jnp.argmin(jnp.stack([seconds[number(name)] for name in CHOICES])).astype(jnp.int32)
-
-
-def _alike(summed: RowSum, length: int, rows: int) -> RowSum:
-  """Of a common length; of a dense sum, which is longer, the rows that are not zero."""
-  if summed.ids.size <= length:
-    return padded(summed, length, rows)
-  ids = bitmaps.to_ids(bitmaps.of_mask(jnp.any(summed.values != 0, axis=1)), rows, length).astype(jnp.int32)
-  return summed._replace(ids=ids, values=summed.values.at[ids].get(mode='fill', fill_value=0))

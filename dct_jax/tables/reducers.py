@@ -22,6 +22,7 @@ from dct_jax.collectives.parts import Summation, traffic
 from dct_jax.collectives.s2 import S2State, Sketch, sum_sketched
 from dct_jax.collectives.union_sum import lengths, sum_union
 from dct_jax.contract import ADD_F32, Part, as_bytes
+from dct_jax.kernels import bitmaps
 from dct_jax.tables.row_messages import HEAD, as_stream, read, to_owners, write
 from dct_jax.transport import Transport, gather_messages, is_bulk, scatter_messages
 
@@ -132,7 +133,10 @@ def sketch_rows(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 
 
 
 def dense_rows(*, transport: Transport | None = None) -> RowReducer:
-  """A plain sum of whole tables, zeros and all: what every other reducer is compared with."""
+  """A plain sum of whole tables, zeros and all: what every other reducer is compared with.
+
+  Rows that are zero in the sum are left out of the result.
+  """
   add = Summation(transport)
 
   def reduce(stream, rows, state, axis_name):
@@ -142,7 +146,9 @@ def dense_rows(*, transport: Transport | None = None) -> RowReducer:
     parts = (Part(ADD_F32, table.size),)
     total = floats_of(add(words_of(table.reshape(-1)), parts, axis_name)).reshape(table.shape)
     _, sent = traffic(add, (parts,), axes.axis_size(axis_name))
-    return RowSum(jnp.arange(rows, dtype=jnp.int32), total, state, sent, jnp.uint32(0))
+    most = min(axes.axis_size(axis_name) * stream.indices.size, rows)
+    ids = bitmaps.to_ids(bitmaps.of_mask(jnp.any(total != 0, axis=1)), rows, most).astype(jnp.int32)
+    return RowSum(ids, total.at[ids].get(mode='fill', fill_value=0), state, sent, jnp.uint32(0))
 
   return RowReducer(lambda: (), reduce)
 
