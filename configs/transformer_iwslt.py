@@ -1,4 +1,4 @@
-"""The DCT paper's translation model: what all methods share, and how each one differs."""
+"""Translation, the DCT paper's Transformer and an LSTM model: what all methods share, and how each one differs."""
 
 import ml_collections
 
@@ -19,6 +19,7 @@ def base():
   config.tokenize = '13a'  # for BLEU
   config.vocabulary = 4000  # subwords of each language
   config.longest = 100  # subwords of a sentence; longer ones are left out of the training, and counted
+  config.model = 'transformer'
   config.width = 128
   config.hidden = 512  # of an FFN
   config.heads = 4
@@ -42,6 +43,14 @@ def base():
   config.lifespan = 1000
   config.tracking = 0.1
   config.multiplier = 1.75  # of 3lc
+  config.keep, config.block = 1 / 32, 256  # of block_top_k
+  config.k, config.bucket = 4, 512  # of bucket_top_k
+  config.collective = 'all_gather'  # of both; the names are in experiments/shared/sparse.py
+  config.lam = 1.0  # of s2: buckets of the sketch for each value that is not zero
+  config.bits = 32  # of dsar
+  config.rows = ''  # how rows of embeddings are added up; without, they are parameters like others
+  config.row_optimizer = 'adagrad'
+  config.row_learning_rate = 0.1
   config.splits = ''
   config.mp_sparsity = 0.0
   config.activation_codec = 'float32'
@@ -56,12 +65,20 @@ def base():
   return config
 
 
+GNMT = {'model': 'gnmt', 'layers': 2, 'width': 256, 'dropout': 0.2, 'workers': 4, 'average': 1}
+
 VARIANTS = {
     'baseline': {},
     **{f'mp{n}': {'splits': cuts, 'mp_sparsity': 0.9} for n, cuts in CUTS.items()},
     'dp': {'compressor': 'dct'},
     '3lc': {'compressor': '3lc'},
     'hybrid': {'compressor': 'dct', 'splits': CUTS[3], 'mp_sparsity': 0.9},
+    'gnmt': GNMT,
+    **{f'gnmt_{rows}': GNMT | {'rows': rows} for rows in ('gather', 'union', 's2', 'dense')},
+    # S2 Reducer's blocks, and SparCML's top 2 and 4 of every 512.
+    **{f'gnmt_blocks{end}': GNMT | {'compressor': 'block_top_k', 'collective': collective}
+       for end, collective in (('', 'all_gather'), ('_s2', 's2'), ('_union', 'union_sum'))},
+    **{f'gnmt_top{k}': GNMT | {'compressor': 'bucket_top_k', 'k': k} for k in (2, 4)},
     # fairseq's transformer_iwslt_de_en, and its recipe but for the text: subwords are sentencepiece's, of each
     # language apart, and the mean of checkpoints is evaluated instead of the best one.
     'iwslt': {'width': 512, 'hidden': 1024, 'vocabulary': 10_000, 'norm': 'post', 'dropout': 0.3,

@@ -4,6 +4,7 @@
     python experiments/transformer_iwslt.py --data=multi30k/ --method=baseline,mp5 --mp_sparsity=0.95
     python experiments/transformer_iwslt.py --method=dp --workers=4           # compressed gradients
     python experiments/transformer_iwslt.py --method=mp3 --stages=3 --launch=processes    # activations travel
+    python experiments/transformer_iwslt.py --method=gnmt,gnmt_blocks         # LSTMs in GNMT's shape
 """
 
 import pathlib
@@ -28,6 +29,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
     'tokenize': (str, "Tokenizer of sacrebleu; 'none' for tokenized text, as fairseq's IWSLT'14 is."),
     'vocabulary': (int, 'Number of subwords of each language.'),
     'longest': (int, 'Most subwords of a sentence; training pairs with more are skipped, and counted.'),
+    'model': (str, "Whether a 'transformer' translates, or 'gnmt', LSTMs with attention."),
     'width': (int, 'Width of embeddings and of the residual stream.'),
     'hidden': (int, 'Width of the hidden layer of feed-forward networks.'),
     'heads': (int, 'Number of heads of attention.'),
@@ -42,10 +44,22 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
     'decay': (str, "Decay of weights: 'l2', in the gradient that Adam sees, or 'decoupled', as in AdamW."),
     'adam': (str, "Whether Adam sees the 'mean' of gradients, or 'local' ones, and its updates are averaged."),
     'label_smoothing': (float, 'Share of a label that all other words have together.'),
-    'compressor': (str, 'How gradients are compressed: dense, dct, 3lc, top_k or qsgd.'),
+    'compressor': (str, 'How gradients are compressed: dense, dct, 3lc, top_k, qsgd, block_top_k or bucket_top_k.'),
     'dp_sparsity': (float, 'Share of the gradients that stays behind with dct and top_k.'),
     'lifespan': (int, 'Number of steps for which dct keeps a threshold of gradients.'),
     'multiplier': (float, 'Sparsity multiplier of 3lc, in [1, 2).'),
+    'keep': (float, 'Share of the blocks that block_top_k sends.'),
+    'block': (int, 'Number of consecutive entries that block_top_k sends together.'),
+    'k': (int, 'Number of entries that bucket_top_k sends of each bucket.'),
+    'bucket': (int, 'Number of consecutive entries of which bucket_top_k sends k.'),
+    'collective': (str, 'How blocks and buckets are added up: all_gather, s2, union_sum, recursive_double, '
+                   'split_all_gather or dsar.'),
+    'lam': (float, 'Size of the sketch of s2, in buckets for each value that is not zero.'),
+    'bits': (int, 'Bits of a value in the dense half of dsar: 2, 4, 8, or 32 for float32.'),
+    'rows': (str, "How rows of gnmt's embeddings are added up, apart from all else: gather, union, s2 or dense; "
+             'with nothing they are parameters like others.'),
+    'row_optimizer': (str, 'Optimizer of these rows: sgd, adagrad or row_adagrad.'),
+    'row_learning_rate': (float, 'Learning rate of these rows.'),
     'splits': (str, 'Layers in which the model is cut: enc1, ..., dec6, with commas.'),
     'mp_sparsity': (float, 'Share of the hidden activations that stays behind at a cut.'),
     'activation_codec': (str, 'Type in which hidden activations cross a cut: float32, float16 or int8.'),
@@ -99,13 +113,19 @@ def train_one(config, workdir):
   rows = translation.batches(sets.train, shapes, config.seed, step=start, process=mine, processes=parts)
   evaluation = Evaluation(config, setup, sets, workdir)
   with train.MetricsWriter(workdir) as writer:
-    train.run(setup.step, params, state, rows, steps=config.steps, start=start, metrics=writer,
-              examples=len(sets.train.target.tokens) // shapes.steps, unit='tokens', checkpoints=checkpoints,
-              show=('valid_perplexity', 'valid_bleu'), evaluate=evaluation.on_the_way,
-              evaluate_every=config.evaluate_every, checkpoint_every=config.checkpoint_every)
-    mean = checkpoints.mean_params(setup.state[0], setup.meshes, last=config.average,
-                                   every=config.checkpoint_every)
-    writer.write(config.steps, train.read_metrics(workdir)[-1] | evaluation.at_the_end(mean))
+    done = train.run(setup.step, params, state, rows, steps=config.steps, start=start, metrics=writer,
+                     examples=len(sets.train.target.tokens) // shapes.steps, unit='tokens', checkpoints=checkpoints,
+                     show=('valid_perplexity', 'valid_bleu'), evaluate=evaluation.on_the_way,
+                     evaluate_every=config.evaluate_every, checkpoint_every=config.checkpoint_every)
+    last = evaluation.at_the_end(*final_model(config, setup, checkpoints, done))
+    writer.write(config.steps, train.read_metrics(workdir)[-1] | last)
+
+
+def final_model(config, setup, checkpoints, done):
+  """What is evaluated at the end: the mean of the last checkpoints, or the last parameters and their tables."""
+  if config.rows:
+    return done.params, done.opt_state
+  return checkpoints.mean_params(setup.state[0], setup.meshes, last=config.average, every=config.checkpoint_every), None
 
 
 if __name__ == '__main__':

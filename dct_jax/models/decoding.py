@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dct_jax.models.transformer import BOS, EOS, PAD, Cache, Transformer
+from dct_jax.models.transformer import BOS, EOS, PAD, Cache
 
 MaxLen = int | Callable  # a number, or source length -> number, for an int as for an array
 NEVER = -jnp.inf
@@ -30,11 +31,11 @@ class Live(NamedTuple):
   cache: Any  # of batch * beam rows
 
 
-def greedy(model: Transformer, max_len: MaxLen, length_penalty: float = 1.0) -> Callable:
+def greedy(model: nn.Module, max_len: MaxLen, length_penalty: float = 1.0) -> Callable:
   """Takes the most likely word each time: a beam of one.
 
   Args:
-    model: whose parameters are to be used.
+    model: as of `beam_search`.
     max_len: as of `beam_search`.
     length_penalty: likewise; it changes scores alone.
 
@@ -43,6 +44,7 @@ def greedy(model: Transformer, max_len: MaxLen, length_penalty: float = 1.0) -> 
 
   Examples:
     >>> import jax, jax.numpy as jnp
+    >>> from dct_jax.models.transformer import EOS, Transformer
     >>> model = Transformer(9, 9, width=8, hidden=8, heads=2, layers=1)
     >>> source = jnp.array([[5, 6, EOS]])
     >>> variables = jax.jit(model.init)(jax.random.key(0), source, source)
@@ -53,7 +55,7 @@ def greedy(model: Transformer, max_len: MaxLen, length_penalty: float = 1.0) -> 
   return jax.jit(lambda variables, source: jax.tree.map(lambda x: x[:, 0], search(variables, source)))
 
 
-def beam_search(model: Transformer, max_len: MaxLen, beam: int = 5, length_penalty: float = 1.0) -> Callable:
+def beam_search(model: nn.Module, max_len: MaxLen, beam: int = 5, length_penalty: float = 1.0) -> Callable:
   """Follows the hypotheses of the highest probability so far.
 
   In each step the 2 `beam` best continuations of all hypotheses are taken. Those with `EOS` among the first
@@ -66,7 +68,7 @@ def beam_search(model: Transformer, max_len: MaxLen, beam: int = 5, length_penal
   `EOS` where this may find that the best translation is none.
 
   Args:
-    model: whose parameters are to be used.
+    model: whose parameters are to be used: one with `start` and `advance`, as `Transformer` and `Gnmt` have them.
     max_len: of a translation without its `EOS`: a number, or a function of the length of the source (with its
       `EOS`, without padding) that never falls, as lambda n: 2 * n + 10. There `EOS` has to follow.
     beam: hypotheses.

@@ -74,8 +74,8 @@ class LstmLayer(nn.Module):
       return new, new[0]
 
     by_step = gates.swapaxes(0, 1), None if mask is None else mask.T
-    carry, outputs = lax.scan(step, carry, by_step, reverse=self.reverse)
-    return outputs.swapaxes(0, 1), carry
+    last, outputs = lax.scan(step, carry, by_step, reverse=self.reverse)
+    return outputs.swapaxes(0, 1), last
 
 
 def cell(gates: jax.Array, memory: jax.Array) -> Carry:

@@ -27,7 +27,7 @@ class Cache(NamedTuple):
   step: jax.Array  # int32, words so far
   source_mask: jax.Array  # bool[batch, source length], what is no padding
   memory: tuple  # keys and values of the source, for each layer: float32[batch, source length, heads, ...]
-  past: tuple  # keys and values of earlier words, likewise: float32[rows, room, heads, ...]
+  past: tuple  # keys and values of earlier words, likewise: float32[rows, room, heads, ...]; or what LSTMs carry
 
 
 class Transformer(nn.Module):

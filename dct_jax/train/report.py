@@ -73,11 +73,11 @@ def activation_table(histories: Histories) -> str:
 
   Args:
     histories: with `activation_forward_bytes`, `activation_backward_bytes` and `activation_dense_bytes` (of one
-      way) in their lines; runs without a cut have zeros.
+      way) in their lines; runs without a cut have zeros, or none of these.
   """
   rows = [['at the cuts', 'forward B/step', 'backward B/step', 'dense B/step, each', 'compression']]
   for name, lines in histories.items():
-    forward, backward, dense = (lines[-1][f'activation_{k}_bytes'] for k in ('forward', 'backward', 'dense'))
+    forward, backward, dense = (lines[-1].get(f'activation_{k}_bytes', 0.0) for k in ('forward', 'backward', 'dense'))
     both = f'{2 * dense / (forward + backward):.1f}x' if dense else ''
     rows.append([name, f'{forward:,.0f}', f'{backward:,.0f}', f'{dense:,.0f}', both])
   return _aligned(rows)

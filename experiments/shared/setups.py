@@ -20,6 +20,7 @@ class Setup(NamedTuple):
   meshes: Any
   checkpoints: Callable  # (directory, configuration) -> what saves
   share: tuple[int, int]  # which part of a batch this process wants, of how many
+  whole: Callable = lambda params, state: params  # parameters with the tables that are in the state instead
 
 
 def connect(mesh):

@@ -42,7 +42,7 @@ class Evaluation:
   def on_the_way(self, params, state):
     """Losses of training and validation set; BLEU of greedy translations of the latter's first sentences."""
     out = self._losses(params, state, 'train') | self._losses(params, state, 'valid')
-    whole = _whole(params)
+    whole = _whole(self._setup.whole(params, state))
     if whole is None:
       return out
     texts = self._translate(whole, 'samples', beam=1)
@@ -53,7 +53,7 @@ class Evaluation:
   def at_the_end(self, params, state=None):
     """What is seen on the way, and of the test set losses and BLEU with beam search; names as in the log."""
     out = self.on_the_way(params, state) | self._losses(params, state, 'test')
-    whole = _whole(params)
+    whole = _whole(self._setup.whole(params, state))
     if whole is None:
       logging.warning('no BLEU: no process has the whole model')
     else:

@@ -5,13 +5,15 @@ import optax
 
 import dct_jax
 from dct_jax.runtime import means_apart
+from shared import sparse
 
 
 def make_mean(config, transport, shared=()):
   """How gradients are averaged over workers: `config.compressor`; those of `shared` parameters apart."""
   gather = dct_jax.all_gather() if transport is None else dct_jax.all_gather(transport=transport)
-  fed_back = lambda compressor: dct_jax.compressed_mean(
-      dct_jax.error_feedback(compressor), gather, axis_name='data')
+  fed_back = lambda compressor, collective=gather: dct_jax.compressed_mean(
+      dct_jax.error_feedback(compressor), collective, axis_name='data')
+  selected = lambda make: lambda: fed_back(make(), sparse.make_collective(config, transport))
   known = {
       'dense': lambda: dct_jax.dense_mean('data'),
       'dct': lambda: dct_jax.dct_dp(config.dp_sparsity, config.lifespan, 'data', tracking=config.tracking,
@@ -19,6 +21,7 @@ def make_mean(config, transport, shared=()):
       '3lc': lambda: fed_back(dct_jax.three_lc(config.multiplier)),
       'top_k': lambda: fed_back(dct_jax.top_k(1 - config.dp_sparsity, value_codec='float16')),
       'qsgd': lambda: dct_jax.compressed_mean(dct_jax.qsgd(bits=4), gather, axis_name='data'),
+      **{name: selected(make) for name, make in sparse.selections(config).items()},
   }
   if config.compressor not in known:
     raise ValueError(f'compressor must be one of {tuple(known)}, got {config.compressor=}')

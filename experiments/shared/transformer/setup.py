@@ -6,16 +6,24 @@ import jax
 import jax.numpy as jnp
 
 import dct_jax
-from dct_jax import runtime, train
+from dct_jax import runtime
 from dct_jax.boundaries import Cut
 from dct_jax.models.transformer import Transformer, sections
 from dct_jax.models.translation_loss import sentence_losses, smoothed_loss
 from shared.setups import Setup, connect, stage_share, traffic, traffic_by_cut
+from shared.transformer import gnmt
 from shared.transformer.optimizer import make_optimizer
+from shared.transformer.whole import dropout_key, make_whole
 
 
 def make_model(config, vocabularies):
   """The model with boundaries where it is cut; `sections` of it are cut for real, and need none."""
+  if config.model == 'gnmt':
+    return gnmt.make_model(config, vocabularies)
+  if config.model != 'transformer':
+    raise ValueError(f'model must be transformer or gnmt, got {config.model=}')
+  if config.rows:
+    raise ValueError(f'only gnmt has tables whose rows travel apart, got {config.model=} and {config.rows=}')
   cut = lambda: dct_jax.SparseBoundary(config.mp_sparsity, config.activation_codec)
   places = [part.end for part in sections(config.splits, config.layers)[:-1]]  # a ValueError for unknown ones
   return Transformer(
@@ -26,21 +34,17 @@ def make_model(config, vocabularies):
 def make_setup(config, vocabularies):
   """A `Setup` for sizes of the source's and the target's vocabulary."""
   model = make_model(config, vocabularies)
-  nothing = jnp.ones((1, 1), jnp.int32)
-  params = {'params': model.init(jax.random.PRNGKey(config.seed), nothing, nothing)['params']}
   if config.stages == 1 and config.microbatches > 1:
     raise ValueError(f'only stages have microbatches, got --stages=1 and --microbatches={config.microbatches}')
+  if config.model == 'gnmt':
+    return gnmt.make_setup(config, model)
+  nothing = jnp.ones((1, 1), jnp.int32)
+  params = {'params': model.init(jax.random.PRNGKey(config.seed), nothing, nothing)['params']}
   return (in_one_piece if config.stages == 1 else in_stages)(config, model, params)
-
-
-def dropout_key(batch):
-  return {'dropout': jax.random.key(batch['seed'][0])}  # of this part of the batch
 
 
 def in_one_piece(config, model, params):
   """Every worker has the whole model, and cuts are inside of it."""
-  mesh = dct_jax.make_mesh(config.workers)
-
   def loss_fn(params, batch):
     logits, state = model.apply(params, batch['source'], batch['target_in'], train=True,
                                 rngs=dropout_key(batch), mutable=['traffic'])
@@ -66,14 +70,7 @@ def in_one_piece(config, model, params):
     logits = model.apply(params, batch['source'], batch['target_in'])
     return sentence_losses(logits, batch, config.label_smoothing)
 
-  transport = connect(mesh)
-  tx = make_optimizer(config, transport)
-  params, state, specs = dct_jax.init(tx, params, mesh)
-  step = train.make_step(loss_fn, tx, mesh, specs, has_aux=True, transport=transport)
-  predict = train.make_predictor(losses, mesh)
-  return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
-               lambda p, s, batch: predict(p, train.share_batch(batch, mesh)), (params, state, specs), mesh,
-               partial(train.Checkpoints, keep=config.average + 1), (jax.process_index(), jax.process_count()))
+  return make_whole(config, params, loss_fn, losses)
 
 
 def in_stages(config, model, params):

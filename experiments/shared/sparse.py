@@ -1,0 +1,45 @@
+"""Sparse gradients of experiments: which entries go, how they are added up, how rows of tables travel."""
+
+import dct_jax
+from dct_jax import tables
+
+ALGORITHMS = ('recursive_double', 'split_all_gather', 'dsar')  # SparCML's
+
+
+def make_collective(config, transport=None):
+  """How sparse messages are added up: `config.collective`."""
+  more = {} if transport is None else {'transport': transport}
+  sparcml = lambda name: lambda: dct_jax.sparse_all_reduce(name, bits=config.bits % 32, **more)
+  known = {
+      'all_gather': lambda: dct_jax.all_gather(**more),
+      's2': lambda: dct_jax.s2(config.lam, **more),
+      'union_sum': lambda: dct_jax.union_sum(**more),
+      **{name: sparcml(name) for name in ALGORITHMS},
+  }
+  return chosen('collective', config, known)
+
+
+def selections(config, **more):
+  """Name -> what makes a compressor that sends some entries of a layer as they are."""
+  return {
+      'block_top_k': lambda: dct_jax.block_top_k(config.keep, config.block, **more),
+      'bucket_top_k': lambda: dct_jax.bucket_top_k(config.k, config.bucket, **more),
+  }
+
+
+def make_reducer(config):
+  """How the gradients of rows are added up: `config.rows`."""
+  known = {
+      'gather': tables.gather_rows,
+      'union': tables.union_rows,
+      's2': lambda: tables.sketch_rows(config.lam),
+      'dense': tables.dense_rows,
+  }
+  return chosen('rows', config, known)
+
+
+def chosen(name, config, known):
+  """What a setting stands for."""
+  if config[name] not in known:
+    raise ValueError(f'{name} must be one of {tuple(known)}, got config.{name}={config[name]!r}')
+  return known[config[name]]()
