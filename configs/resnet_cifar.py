@@ -1,4 +1,4 @@
-"""3LC's ResNet on CIFAR-10: what all methods share, and how each one differs."""
+"""3LC's ResNet on CIFAR-10, and a DenseNet: what all methods share, and how each one differs."""
 
 import ml_collections
 
@@ -8,8 +8,11 @@ from dct_jax.train import experiment
 def base():
   config = ml_collections.ConfigDict()
   config.data = ''  # a directory with CIFAR-10's .bin files; without, scikit-learn's digits
+  config.model = 'resnet'  # or 'densenet', to which depth (of another form) and stem_stride apply, too
   config.depth = 0  # 6 n + 2; 0 is 20 for CIFAR, 8 for digits; 110 in the paper
   config.width = 1
+  config.growth = 12  # of a densenet, and whether it has bottlenecks
+  config.bottleneck = False
   config.stem_stride = 1  # 2: a quarter of the work, with the same parameters
   config.workers = 4
   config.batch = 32  # images a worker
@@ -28,6 +31,11 @@ def base():
   config.local_steps = 1  # gradients of which the sum is exchanged
   config.sparsity = 0.99
   config.lifespan = 1000
+  config.keep, config.block = 1 / 32, 256  # of block_top_k
+  config.k, config.bucket = 16, 512  # of bucket_top_k
+  config.collective = 'all_gather'  # of both; the names are in experiments/shared/sparse.py
+  config.lam = 1.0  # of s2: buckets of the sketch for each value that is not zero
+  config.bits = 32  # of dsar
   config.evaluated = 5_000  # rows of either set that the losses are of
   config.evaluate_every = 100
   config.checkpoint_every = 200
@@ -46,6 +54,11 @@ VARIANTS = {
     '3lc_175_pull_100': {'compressor': 'three_lc', 'multiplier': 1.75, 'pull_multiplier': 1.0},
     '3lc_no_zero_runs': {'compressor': 'three_lc', 'zero_runs': False},
     'dct': {'compressor': 'dct'},
+    # S2 Reducer's blocks; SparCML's 16 of every 512, and with 4 bits where its sums are dense.
+    **{f'blocks{end}': {'compressor': 'block_top_k', 'collective': collective}
+       for end, collective in (('', 'all_gather'), ('_s2', 's2'), ('_union', 'union_sum'))},
+    'top16': {'compressor': 'bucket_top_k'},
+    'top16_q4': {'compressor': 'bucket_top_k', 'collective': 'dsar', 'bits': 4},
 }
 
 

@@ -1,8 +1,9 @@
-"""3LC's workload: a ResNet on CIFAR-10, or on small digits, with 32 images a worker.
+"""3LC's workload: a ResNet (or a DenseNet) on CIFAR-10, or on small digits, with 32 images a worker.
 
     python experiments/resnet_cifar.py                                         # no files: a stand-in, depth 8
     python experiments/resnet_cifar.py --data=cifar10/ --method=float32,3lc --multiplier=1.75
     python experiments/resnet_cifar.py --data=cifar10/ --launch=processes      # bytes over TCP
+    python experiments/resnet_cifar.py --model=densenet --method=blocks,top16_q4    # sparse gradients
 """
 
 import pathlib
@@ -14,15 +15,19 @@ import dct_jax
 from dct_jax import train
 from dct_jax.data.images import cifar
 from dct_jax.models.batch_stats import follow_first_worker
-from dct_jax.models.resnet import ResNet
 from dct_jax.train import experiment
 from shared import classifiers
-from shared.resnet.designs import make_optimizer
+from shared.resnet.designs import has_servers, make_optimizer
+from shared.resnet.models import make_model
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/resnet_cifar.py', {
     'data': (str, "Directory of CIFAR-10's .bin files; scikit-learn's digits without it."),
-    'depth': (int, 'Number of layers, 6 n + 2; 0 is 20 for CIFAR, 8 for digits.'),
-    'width': (int, 'Factor by which there are more than 16, 32 and 64 filters.'),
+    'model': (str, "Kind of the network: 'resnet' or 'densenet'."),
+    'depth': (int, 'Number of layers, 6 n + 2; 0 is 20 for CIFAR, 8 for digits. A densenet has 3 n + 4, or 6 n + 4 '
+              'with --bottleneck, and 0 is 22 or 10.'),
+    'width': (int, 'Factor by which a resnet has more than 16, 32 and 64 filters.'),
+    'growth': (int, 'Number of channels that a layer of a densenet adds.'),
+    'bottleneck': (bool, 'Whether a densenet has a 1 x 1 convolution before each of its others.'),
     'stem_stride': (int, 'Stride of the first convolution; 2 is a quarter of the work.'),
     'batch': (int, 'Number of images in a step of each worker.'),
     'learning_rate': (float, 'Learning rate of one worker, which is multiplied by their number; it decays to 1% of '
@@ -32,6 +37,14 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/resnet_cifa
     'pull_multiplier': (float, 'Sparsity multiplier of what comes back from the owners; 0 takes --multiplier.'),
     'sparsity': (float, 'Share of each layer that stays behind with the variant dct.'),
     'lifespan': (int, 'Number of steps for which the variant dct keeps a threshold.'),
+    'keep': (float, 'Share of the blocks of each layer that the variant blocks sends.'),
+    'block': (int, 'Number of consecutive entries that the variant blocks sends together.'),
+    'k': (int, 'Number of entries that bucket_top_k sends of each bucket.'),
+    'bucket': (int, 'Number of consecutive entries of which bucket_top_k sends k.'),
+    'collective': (str, 'How blocks and buckets are added up: all_gather, s2, union_sum, recursive_double, '
+                   'split_all_gather or dsar.'),
+    'lam': (float, 'Size of the sketch of s2, in buckets for each value that is not zero.'),
+    'bits': (int, 'Bits of a value in the dense half of dsar: 2, 4, 8, or 32 for float32.'),
     'evaluated': (int, 'Number of rows of either set that losses and accuracies are of.'),
     'evaluate_every': (int, 'Number of steps between two evaluations.'),
     'checkpoint_every': (int, 'Number of steps between two checkpoints.'),
@@ -65,15 +78,11 @@ def make_evaluate(measure, data, config, mesh):
                    for i in range(0, rows - size + 1, size)]
 
   def evaluate(params, state):  # as in the paper, of the servers' model
-    params = params if config.compressor == 'dct' else server_params(params, state)
+    params = server_params(params, state) if has_servers(config) else params
     return {f'{name}_{k}': v / len(chunks) for name, chunks in parts.items()
             for k, v in train.sum_batches(measure_all, params, chunks).items()}
 
   return evaluate
-
-
-def make_model(config):
-  return ResNet(config.depth or (20 if config.data else 8), width=config.width, stem_stride=config.stem_stride)
 
 
 def make_loss(model):

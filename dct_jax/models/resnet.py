@@ -26,8 +26,8 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
-    y = nn.relu(norm()(_conv(self.filters, self.stride)(x)))
-    y = norm()(_conv(self.filters)(y))
+    y = nn.relu(norm()(conv(self.filters, self.stride)(x)))
+    y = norm()(conv(self.filters)(y))
     return nn.relu(y + _shortcut(x, self.filters, self.stride))
 
 
@@ -70,6 +70,11 @@ class ResNet(nn.Module):
       raise ValueError(f'stem_stride must be at least 1, got {self.stem_stride=}')
     super().__post_init__()
 
+  @property
+  def widest(self) -> int:
+    """Most channels of an image on its way."""
+    return 16 * self.width * 2 ** (GROUPS - 1)
+
   @nn.compact
   def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
     """Logits.
@@ -79,7 +84,7 @@ class ResNet(nn.Module):
       train: whether to normalize by these images, and to move the averages of 'batch_stats' (which is to be
         mutable then), rather than by the averages.
     """
-    x = _conv(16 * self.width, self.stem_stride)(x)
+    x = conv(16 * self.width, self.stem_stride)(x)
     x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
     for group in range(GROUPS):
       for block in range((self.depth - 2) // (2 * GROUPS)):
@@ -88,8 +93,10 @@ class ResNet(nn.Module):
     return nn.Dense(self.outputs)(jnp.mean(x, (1, 2)))
 
 
-def _conv(filters, stride=1):
-  return nn.Conv(filters, (3, 3), stride, padding=1, use_bias=False, kernel_init=nn.initializers.he_normal())
+def conv(filters: int, stride: int = 1, size: int = 3) -> nn.Conv:
+  """A convolution without a bias that keeps the size of images, or skips pixels of them."""
+  return nn.Conv(filters, (size, size), stride, padding=size // 2, use_bias=False,
+                 kernel_init=nn.initializers.he_normal())
 
 
 def _shortcut(x, filters, stride):

@@ -1,19 +1,20 @@
 """The designs that 3LC's paper compares: how gradients get to a parameter server, and deltas back.
 
 Workers own equal slices of every layer (`dct_jax.push_pull`). Kernels are compressed; what is small, and so
-all of batch normalization, travels whole.
+all of batch normalization, travels whole. Beside them are means of sparse gradients, without servers.
 """
 
 import optax
 
 import dct_jax
 from dct_jax.models.resnet import is_kernel
+from shared import sparse
+from shared.resnet.models import make_model
 
 
 def small(config):
   """Entries of a slice below which it travels whole: any of normalization has fewer, no kernel has."""
-  widest = 64 * config.width  # channels
-  return -(-widest // config.workers) + 1
+  return -(-make_model(config).widest // config.workers) + 1
 
 
 def compressors(config, multiplier):
@@ -30,6 +31,21 @@ def compressors(config, multiplier):
   }
 
 
+def sparse_means(config, transport):
+  """Name -> mean of the workers' gradients; what is no kernel is averaged exactly."""
+  fed_back = lambda make: lambda: dct_jax.compressed_mean(
+      dct_jax.error_feedback(make()), sparse.make_collective(config, transport), 'data', mask=is_kernel)
+  return {
+      'dct': lambda: dct_jax.dct_dp(config.sparsity, config.lifespan, 'data', mask=is_kernel),
+      **{name: fed_back(make) for name, make in sparse.selections(config).items()},
+  }
+
+
+def has_servers(config):
+  """Whether parameters are on servers, and workers have copies of them."""
+  return config.compressor in compressors(config, config.multiplier)
+
+
 def make_optimizer(config, transport=None):
   """How local gradients become updates; the moving averages follow the first worker's."""
   exchanges = config.steps // config.local_steps
@@ -41,11 +57,11 @@ def make_optimizer(config, transport=None):
                         optax.sgd(rate, momentum=config.momentum))
   by_kind = {'params': weights, 'batch_stats': optax.sgd(1.0)}
   apart = optax.multi_transform(by_kind, lambda tree: {k: k for k in tree})
-  if config.compressor == 'dct':
-    return optax.chain(dct_jax.dct_dp(config.sparsity, config.lifespan, 'data', mask=is_kernel), apart)
-  known = compressors(config, config.multiplier)
+  means, known = sparse_means(config, transport), compressors(config, config.multiplier)
+  if config.compressor in means:
+    return optax.chain(means[config.compressor](), apart)
   if config.compressor not in known:
-    raise ValueError(f'compressor must be one of {("dct", *known)}, got {config.compressor=}')
+    raise ValueError(f'compressor must be one of {(*means, *known)}, got {config.compressor=}')
   push = known[config.compressor]()
   pull = compressors(config, config.pull_multiplier or config.multiplier)[config.compressor]()
   # One rung: as in the paper, a message is never cut short, also between devices of one process.
