@@ -55,7 +55,7 @@ def test_gradients_by_differences():
 
 
 def test_cells_remember_at_first():
-  variables = LstmLayer(4).init(jax.random.key(0), jnp.zeros((1, 1, 3)))['params']
+  variables = jax.jit(LstmLayer(4).init)(jax.random.key(0), jnp.zeros((1, 1, 3)))['params']
   assert variables['input']['bias'].tolist() == [0] * 4 + [1] * 4 + [0] * 8
   for gate in jnp.split(variables['recurrent'], 4, 1):
     np.testing.assert_allclose(gate @ gate.T, np.eye(4), atol=1e-5)
