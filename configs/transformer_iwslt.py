@@ -65,7 +65,8 @@ def base():
   return config
 
 
-GNMT = {'model': 'gnmt', 'layers': 2, 'width': 256, 'dropout': 0.2, 'workers': 4, 'average': 1}
+GNMT = {'model': 'gnmt', 'layers': 2, 'dropout': 0.1, 'weight_decay': 0.0, 'learning_rate': 8e-3, 'warmup': 100,
+        'workers': 4, 'shapes': 2, 'average': 1}
 
 VARIANTS = {
     'baseline': {},

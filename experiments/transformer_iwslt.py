@@ -56,8 +56,8 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
                    'split_all_gather or dsar.'),
     'lam': (float, 'Size of the sketch of s2, in buckets for each value that is not zero.'),
     'bits': (int, 'Bits of a value in the dense half of dsar: 2, 4, 8, or 32 for float32.'),
-    'rows': (str, "How rows of gnmt's embeddings are added up, apart from all else: gather, union, s2 or dense; "
-             'with nothing they are parameters like others.'),
+    'rows': (str, "How rows of gnmt's embeddings are added up, apart from all else: gather, union, s2, dense or, in "
+             'processes, split; with nothing they are parameters like others.'),
     'row_optimizer': (str, 'Optimizer of these rows: sgd, adagrad or row_adagrad.'),
     'row_learning_rate': (float, 'Learning rate of these rows.'),
     'splits': (str, 'Layers in which the model is cut: enc1, ..., dec6, with commas.'),

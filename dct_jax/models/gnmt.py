@@ -150,5 +150,5 @@ class Gnmt(nn.Module):
 
 
 def embedding_init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
-  """Rows of a table: uniform within 0.1."""
-  return jax.random.uniform(key, shape, dtype, -0.1, 0.1)
+  """Rows of a table: uniform within 1; the paper's are 25 times smaller, and learn more slowly in short trainings."""
+  return jax.random.uniform(key, shape, dtype, -1.0, 1.0)

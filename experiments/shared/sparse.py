@@ -27,14 +27,16 @@ def selections(config, **more):
   }
 
 
-def make_reducer(config):
+def make_reducer(config, transport=None):
   """How the gradients of rows are added up: `config.rows`."""
   known = {
-      'gather': tables.gather_rows,
-      'union': tables.union_rows,
-      's2': lambda: tables.sketch_rows(config.lam),
-      'dense': tables.dense_rows,
+      'gather': lambda: tables.gather_rows(transport=transport),
+      'union': lambda: tables.union_rows(transport=transport),
+      's2': lambda: tables.sketch_rows(config.lam, transport=transport),
+      'dense': lambda: tables.dense_rows(transport=transport),
   }
+  if transport is not None:  # without one there are no owners to send rows to
+    known['split'] = lambda: tables.split_rows(transport)
   return chosen('rows', config, known)
 
 

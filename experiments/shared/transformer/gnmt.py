@@ -58,11 +58,12 @@ def with_tables(config, model, params, loss_fn, losses):
   if config.average != 1:
     raise ValueError(f'the mean of checkpoints has no tables: --rows wants --average=1, got {config.average=}')
   mesh = dct_jax.make_mesh(config.workers)
-  tx = make_optimizer(config, connect(mesh))
+  transport, first = connect(mesh), init_tables(config, model)
+  tx = make_optimizer(config, transport)
   optimizer = tables.make_optimizer(config.row_optimizer, config.row_learning_rate)
-  exchange = tables.ReplicatedRows(wanted, {name: sparse.make_reducer(config) for name in ('source', 'target')}, 'data')
+  exchange = tables.ReplicatedRows(wanted, {name: sparse.make_reducer(config, transport) for name in first}, 'data')
   params, state, specs = dct_jax.init(tx, params, mesh)
-  state, specs = tables.init_rows(optimizer, init_tables(config, model), state, specs, mesh)
+  state, specs = exchange.init(optimizer, first, state, specs, mesh)
   step = tables.make_row_step(loss_fn, tx, optimizer, exchange, mesh, specs)
   predict = tables.make_row_predictor(losses, exchange, mesh)
   return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
