@@ -40,7 +40,22 @@ def test_learns_digits_and_goes_on_where_it_stopped(tmp_path):
   assert losses('parts') == {step: whole[step] for step in (8, 10, 12)}
 
 
+@pytest.mark.slow
+def test_a_densenet_learns_with_sparse_gradients(tmp_path):
+  done = run('--model=densenet', '--steps=12', '--evaluate_every=6', '--learning_rate=0.05',
+             '--method=float32,blocks,blocks_union,top16_q4', f'--workdir={tmp_path}')
+  assert done.returncode == 0, done.stderr
+  dense, blocks, union, top16 = (
+      read_metrics(tmp_path / name) for name in ('float32', 'blocks', 'blocks_union', 'top16_q4'))
+  for lines in (dense, blocks, top16):
+    assert lines[-1]['eval/train_loss'] < lines[0]['eval/train_loss']
+  assert union[-1]['eval/train_loss'] == pytest.approx(blocks[-1]['eval/train_loss'], rel=1e-3)
+  for lines in (blocks, top16):
+    assert lines[-1]['total_encoded_bytes'] < 0.2 * dense[-1]['total_encoded_bytes']
+
+
 @pytest.mark.parametrize(('flag', 'message'), [
+    ('--model=zip', 'model must be one of'),
     ('--depth=10', 'depth must be 6 n'), ('--data=nowhere', 'no directory nowhere')])
 def test_bad_settings_are_refused(flag, message, tmp_path):
   done = run('--steps=1', f'--workdir={tmp_path}', flag)

@@ -12,6 +12,7 @@ pytest.importorskip('sacrebleu')
 pytest.importorskip('sentencepiece')
 SMALL = ('--width=16', '--hidden=32', '--heads=2', '--layers=2', '--tokens=512', '--vocabulary=300',
          '--evaluated=20', '--warmup=20', '--beam=2', '--average=2', '--shapes=1')
+LSTM = tuple(flag for flag in SMALL if not flag.startswith('--average'))
 
 
 def run(*arguments, name='transformer_iwslt', small=SMALL):
@@ -99,7 +100,50 @@ def test_another_compressor_and_the_full_size_model_take_steps(text, tmp_path):
   assert read_metrics(tmp_path / 'full/iwslt')[-1]['step'] == 2
 
 
+@pytest.mark.slow
+def test_rows_of_embeddings_learn_the_same_through_every_exact_reducer(text, tmp_path):
+  """And a run with tables goes on where it stopped: they are saved with the state."""
+  flags = (f'--data={text}', '--workers=2', '--evaluate_every=3', '--checkpoint_every=3')
+  methods = '--method=gnmt_dense,gnmt_gather,gnmt_union,gnmt_s2'
+  done = run(*flags, '--steps=6', methods, f'--workdir={tmp_path}', small=LSTM)
+  assert done.returncode == 0, done.stderr
+  dense, gather, union, sketch = (
+      read_metrics(tmp_path / f'gnmt_{name}') for name in ('dense', 'gather', 'union', 's2'))
+  for lines in (gather, union):
+    for name in ('loss', 'eval/valid_nll', 'eval/test_nll'):
+      assert lines[-1][name] == pytest.approx(dense[-1][name], rel=1e-5)
+    assert 0 < lines[-1]['row_bytes'] < dense[-1]['row_bytes']
+  assert dense[-1]['eval/test_nll'] < dense[0]['eval/valid_nll']
+  assert sketch[-1]['eval/test_nll'] == pytest.approx(dense[-1]['eval/test_nll'], rel=0.2)
+  assert sketch[-1]['eval/test_nll'] != dense[-1]['eval/test_nll']
+
+  shutil.rmtree(tmp_path / 'gnmt_gather/checkpoints/6')
+  (tmp_path / 'gnmt_gather/metrics.jsonl').unlink()
+  rest = run(*flags, '--steps=6', '--method=gnmt_gather', '--resume', f'--workdir={tmp_path}', small=LSTM)
+  assert rest.returncode == 0, rest.stderr
+  again = read_metrics(tmp_path / 'gnmt_gather')
+  assert again[-1]['step'] == 6 and again[-1]['eval/test_nll'] == gather[-1]['eval/test_nll']
+
+
+@pytest.mark.slow
+def test_sparse_gradients_of_the_lstm_translator(text, tmp_path):
+  done = run(f'--data={text}', '--workers=2', '--steps=6', '--evaluate_every=3', '--width=32', '--block=64',
+             '--method=gnmt_blocks,gnmt_blocks_union,gnmt_blocks_s2,gnmt_top2', f'--workdir={tmp_path}', small=LSTM)
+  assert done.returncode == 0, done.stderr
+  blocks, union, sketch, top2 = (
+      read_metrics(tmp_path / f'gnmt_{name}')[-1] for name in ('blocks', 'blocks_union', 'blocks_s2', 'top2'))
+  assert union['eval/test_nll'] == pytest.approx(blocks['eval/test_nll'], rel=1e-5)
+  assert sketch['s2_union_lambda'] <= sketch['s2_lambda']
+  for lines in (blocks, top2):
+    assert lines['total_encoded_bytes'] < 0.2 * lines['total_dense_bytes']
+
+
 @pytest.mark.parametrize(('flags', 'message'), [
+    (('--model=zip',), 'model must be transformer or gnmt'), (('--rows=union',), 'only gnmt has tables'),
+    (('--model=gnmt', '--splits=enc1'), 'only a Transformer is cut'),
+    (('--model=gnmt', '--rows=zip', '--average=1'), 'rows must be one of'),
+    (('--model=gnmt', '--rows=union', '--average=2'), '--rows wants --average=1'),
+    (('--compressor=block_top_k', '--collective=zip'), 'collective must be one of'),
     (('--splits=enc9',), 'a model is cut at some of'), (('--data=nowhere',), 'nowhere'),
     (('--compressor=zip',), 'compressor must be one of'),
     (('--adam=both',), 'adam must be one of'),
