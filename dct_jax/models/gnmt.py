@@ -124,28 +124,33 @@ class Gnmt(nn.Module):
 
   def _encode(self, x: jax.Array, there: jax.Array, train: bool) -> jax.Array:
     """The encoder's top, float32[batch, source length, width]."""
-    read = self.enc1_dropout(x, train)
+    x = self.enc1_dropout(x.swapaxes(0, 1), train)  # time first, as layers have it
     # Only what comes from behind has met padding before it meets words.
-    x = jnp.concatenate([self.enc1(read)[0], self.enc1_reverse(read, mask=there)[0]], -1)
+    x = jnp.concatenate([self.enc1(x), self.enc1_reverse(x, there.T)], -1)
     for i in range(2, self.layers + 1):
       x, _ = self._layer(f'enc{i}', x, x if i > 2 else None, None, train)
-    return x
+    return x.swapaxes(0, 1)
 
   def _decode(self, x: jax.Array, carries: tuple[Carry | None, ...], memory: Pair, there: jax.Array,
-              train: bool) -> tuple[jax.Array, tuple[Carry, ...]]:
-    """Logits, and what all layers carry on."""
-    x, carry = self._layer('dec1', x, None, carries[0], train)
-    seen, carried = self.attention(x, memory, there[:, None, None]), [carry]
+              train: bool) -> tuple[jax.Array, tuple[Carry | None, ...]]:
+    """Logits, and what layers carry on that have something to carry."""
+    x, carry = self._layer('dec1', x.swapaxes(0, 1), None, carries[0], train)
+    seen = self.attention(x.swapaxes(0, 1), memory, there[:, None, None]).swapaxes(0, 1)
+    carried = [carry]
     for i in range(2, self.layers + 1):
       read = jnp.concatenate([x, seen], -1)
       x, carry = self._layer(f'dec{i}', read, x if i > 2 else None, carries[i - 1], train)
       carried.append(carry)
-    return self.output(self.output_dropout(x, train)), tuple(carried)
+    return self.output(self.output_dropout(x.swapaxes(0, 1), train)), tuple(carried)
 
   def _layer(self, place, x, around, carry, train):
-    """A layer's result, with what goes around it, and what it carries on."""
-    x = getattr(self, f'{place}_dropout')(x, train)
-    y, carry = getattr(self, place)(x, carry)
+    """A layer's result with what goes around it: of a whole sequence, or of one time step further."""
+    layer, x = getattr(self, place), getattr(self, f'{place}_dropout')(x, train)
+    if carry is None:
+      y = layer(x)
+    else:
+      carry = layer.advance(x[0], carry)
+      y = carry[0][None]
     return y if around is None else y + around, carry
 
 

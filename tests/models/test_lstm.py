@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dct_jax.models.lstm import Lstm, recurrence
+from dct_jax.models.lstm import Lstm
+from dct_jax.models.lstm_layer import recurrence
 
 pytestmark = pytest.mark.plain_code
 

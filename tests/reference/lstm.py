@@ -9,28 +9,27 @@ def sigmoid(x):
 
 def step(params, x, h, c):
   """One step of a layer: outputs and cells behind it."""
-  sums = x @ params['input']['kernel'] + params['input']['bias'] + h @ params['recurrent']
+  sums = x @ params['inputs'] + params['bias'] + h @ params['recurrent']
   i, f, g, o = np.split(np.asarray(sums, np.float64), 4)
   c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
   return sigmoid(o) * np.tanh(c), c
 
 
-def layer(params, inputs, carry=None):
-  """Outputs for a list of inputs, and the last cells."""
-  width = params['recurrent'].shape[0]
-  (h, c), outputs = carry or (np.zeros(width), np.zeros(width)), []
+def layer(params, inputs):
+  """Outputs for a list of inputs."""
+  h, c, outputs = 0.0 * params['recurrent'][:, 0], 0.0, []
   for x in inputs:
     h, c = step(params, x, h, c)
     outputs.append(h)
-  return outputs, c
+  return outputs
 
 
 def encode(params, inputs, layers):
-  forward, _ = layer(params['enc1'], inputs)
-  backward, _ = layer(params['enc1_reverse'], inputs[::-1])
+  forward = layer(params['enc1'], inputs)
+  backward = layer(params['enc1_reverse'], inputs[::-1])
   outputs = [np.concatenate(pair) for pair in zip(forward, backward[::-1], strict=True)]
   for i in range(2, layers + 1):
-    new, _ = layer(params[f'enc{i}'], outputs)
+    new = layer(params[f'enc{i}'], outputs)
     outputs = [y + x if i >= 3 else y for x, y in zip(outputs, new, strict=True)]
   return outputs
 
@@ -54,10 +53,10 @@ def translate(params, source, target, layers):
   params = _float64(params)
   rows = lambda name, words: [params[name]['embedding'][w] for w in words]
   memory = encode(params, rows('source_embedding', source), layers)
-  outputs, _ = layer(params['dec1'], rows('target_embedding', target))
+  outputs = layer(params['dec1'], rows('target_embedding', target))
   seen = [look(params['attention'], x, memory) for x in outputs]
   for i in range(2, layers + 1):
-    new, _ = layer(params[f'dec{i}'], [np.concatenate(pair) for pair in zip(outputs, seen, strict=True)])
+    new = layer(params[f'dec{i}'], [np.concatenate(pair) for pair in zip(outputs, seen, strict=True)])
     outputs = [y + x if i >= 3 else y for x, y in zip(outputs, new, strict=True)]
   return np.array([dense(params['output'], x) for x in outputs])
 
