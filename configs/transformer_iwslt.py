@@ -46,7 +46,9 @@ def base():
   config.keep, config.block = 1 / 32, 256  # of block_top_k
   config.k, config.bucket = 4, 512  # of bucket_top_k
   config.collective = 'all_gather'  # of both; the names are in experiments/shared/sparse.py
-  config.lam = 1.0  # of s2: buckets of the sketch for each value that is not zero
+  config.lam = 1.0  # of s2: numbers of the sketch for each entry
+  config.lam_of = 'worker'
+  config.sketch_rows = 1
   config.bits = 32  # of dsar
   config.rows = ''  # how rows of embeddings are added up; without, they are parameters like others
   config.row_optimizer = 'adagrad'

@@ -14,6 +14,7 @@ from absl import app
 from dct_jax import measures, train
 from dct_jax.data import clicks
 from dct_jax.train import experiment, report
+from shared import sparse
 from shared.dlrm.setup import make_setup
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo.py', {
@@ -26,6 +27,8 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo
     'row_optimizer': (str, 'Optimizer of the tables: sgd, adagrad or row_adagrad.'),
     'row_learning_rate': (float, 'Learning rate of the tables; 0 takes --learning_rate.'),
     'row_codec': (str, 'Type in which rows and their gradients travel: float32, float16 or int8.'),
+    'tables': (str, "Where tables are: 'dealt' out over workers, or 'replicated', with all tables on each."),
+    'row_sum': (str, f'How gradients of rows of replicated tables are added up: {sparse.REDUCERS}.'),
     'dp_sparsity': (float, 'Share of the gradients that stays behind; 0 sends them dense.'),
     'lifespan': (int, 'Number of steps for which a threshold of gradients is kept.'),
     'tracking': (float, 'How fast thresholds follow their counts; 0 keeps them, as in the paper.'),
@@ -40,7 +43,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo
     'evaluated': (int, 'Number of rows of either set that measures are of.'),
     'evaluate_every': (int, 'Number of steps between two evaluations.'),
     'checkpoint_every': (int, 'Number of steps between two checkpoints; the end and Ctrl-C make one anyway.'),
-})
+} | sparse.SKETCH_FLAGS)
 FREE = ('steps', 'cache', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
 
 

@@ -14,6 +14,7 @@ from absl import app, logging
 from dct_jax import train
 from dct_jax.data import words
 from dct_jax.train import experiment, report
+from shared import sparse
 from shared.lstm.evaluation import Evaluation
 from shared.lstm.setup import make_setup
 
@@ -32,21 +33,13 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/lstm_wikite
     'clip': (float, "Largest norm of the layers' gradient; larger ones are scaled down to it."),
     'row_optimizer': (str, 'Optimizer of the tables: sgd, adagrad or row_adagrad.'),
     'row_learning_rate': (float, 'Learning rate of the tables, which stays the same.'),
-    'rows': (str, 'How gradients of input rows are added up: gather, union, s2 or dense; split, between processes.'),
+    'rows': (str, f'How gradients of input rows are added up: {sparse.REDUCERS}.'),
     'output_rows': (str, 'How gradients of output rows are added up, by the names of --rows.'),
-    'lam': (float, 'Size of the sketch of s2: its numbers over those that it stands for.'),
-    'lam_of': (str, "Whose numbers --lam counts: those of a 'worker', as in the paper, or of the 'union' of all."),
-    'sketch_rows': (int, 'Number of rows of the sketch of s2, of which the median is taken.'),
     'compressor': (str, 'How gradients of the layers are compressed: dense, bucket_top_k or block_top_k.'),
-    'collective': (str, 'How compressed gradients of the layers are added up: gather, union or s2.'),
-    'k': (int, 'Number of entries that bucket_top_k keeps of every bucket.'),
-    'bucket': (int, 'Number of consecutive entries in a bucket of bucket_top_k.'),
-    'density': (float, 'Share of the blocks that block_top_k keeps.'),
-    'block': (int, 'Number of consecutive entries in a block of block_top_k.'),
     'evaluated': (int, 'Number of words of either set that are predicted at an evaluation on the way.'),
     'evaluate_every': (int, 'Number of steps between two evaluations.'),
     'checkpoint_every': (int, 'Number of steps between two checkpoints; the end and Ctrl-C make one anyway.'),
-})
+} | sparse.SELECTION_FLAGS)
 FREE = ('data', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
 
 

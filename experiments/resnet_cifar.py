@@ -16,7 +16,7 @@ from dct_jax import train
 from dct_jax.data.images import cifar
 from dct_jax.models.batch_stats import follow_first_worker
 from dct_jax.train import experiment
-from shared import classifiers
+from shared import classifiers, sparse
 from shared.resnet.designs import has_servers, make_optimizer
 from shared.resnet.models import make_model
 
@@ -37,18 +37,10 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/resnet_cifa
     'pull_multiplier': (float, 'Sparsity multiplier of what comes back from the owners; 0 takes --multiplier.'),
     'sparsity': (float, 'Share of each layer that stays behind with the variant dct.'),
     'lifespan': (int, 'Number of steps for which the variant dct keeps a threshold.'),
-    'keep': (float, 'Share of the blocks of each layer that the variant blocks sends.'),
-    'block': (int, 'Number of consecutive entries that the variant blocks sends together.'),
-    'k': (int, 'Number of entries that bucket_top_k sends of each bucket.'),
-    'bucket': (int, 'Number of consecutive entries of which bucket_top_k sends k.'),
-    'collective': (str, 'How blocks and buckets are added up: all_gather, s2, union_sum, recursive_double, '
-                   'split_all_gather or dsar.'),
-    'lam': (float, 'Size of the sketch of s2, in buckets for each value that is not zero.'),
-    'bits': (int, 'Bits of a value in the dense half of dsar: 2, 4, 8, or 32 for float32.'),
     'evaluated': (int, 'Number of rows of either set that losses and accuracies are of.'),
     'evaluate_every': (int, 'Number of steps between two evaluations.'),
     'checkpoint_every': (int, 'Number of steps between two checkpoints.'),
-})
+} | sparse.SELECTION_FLAGS)
 server_params = jax.jit(dct_jax.server_params)
 CHUNK = 1000  # images that are evaluated at once
 

@@ -16,6 +16,7 @@ from dct_jax import measures, train
 from dct_jax.data import translation
 from dct_jax.data.translation import buckets
 from dct_jax.train import experiment, report
+from shared import sparse
 from shared.transformer.evaluation import Evaluation
 from shared.transformer.setup import make_setup
 
@@ -48,16 +49,8 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
     'dp_sparsity': (float, 'Share of the gradients that stays behind with dct and top_k.'),
     'lifespan': (int, 'Number of steps for which dct keeps a threshold of gradients.'),
     'multiplier': (float, 'Sparsity multiplier of 3lc, in [1, 2).'),
-    'keep': (float, 'Share of the blocks that block_top_k sends.'),
-    'block': (int, 'Number of consecutive entries that block_top_k sends together.'),
-    'k': (int, 'Number of entries that bucket_top_k sends of each bucket.'),
-    'bucket': (int, 'Number of consecutive entries of which bucket_top_k sends k.'),
-    'collective': (str, 'How blocks and buckets are added up: all_gather, s2, union_sum, recursive_double, '
-                   'split_all_gather or dsar.'),
-    'lam': (float, 'Size of the sketch of s2, in buckets for each value that is not zero.'),
-    'bits': (int, 'Bits of a value in the dense half of dsar: 2, 4, 8, or 32 for float32.'),
-    'rows': (str, "How rows of gnmt's embeddings are added up, apart from all else: gather, union, s2, dense or, in "
-             'processes, split; with nothing they are parameters like others.'),
+    'rows': (str, f"How rows of gnmt's embeddings are added up, apart from all else: {sparse.REDUCERS}; "
+             'with nothing they are parameters like others.'),
     'row_optimizer': (str, 'Optimizer of these rows: sgd, adagrad or row_adagrad.'),
     'row_learning_rate': (float, 'Learning rate of these rows.'),
     'splits': (str, 'Layers in which the model is cut: enc1, ..., dec6, with commas.'),
@@ -71,7 +64,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/transformer
     'evaluated': (int, 'Number of sentences that are translated at an evaluation on the way.'),
     'evaluate_every': (int, 'Number of steps between two evaluations.'),
     'checkpoint_every': (int, 'Number of steps between two checkpoints.'),
-})
+} | sparse.SELECTION_FLAGS)
 FREE = ('steps', 'data', 'cache', 'workers', 'evaluated', 'evaluate_every', 'checkpoint_every', 'average',
         'beam', 'length_penalty')  # what a resumed run may change
 

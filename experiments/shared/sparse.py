@@ -4,6 +4,22 @@ import dct_jax
 from dct_jax import tables
 
 ALGORITHMS = ('recursive_double', 'split_all_gather', 'dsar')  # SparCML's
+REDUCERS = 'gather, union, s2 or dense; split, between processes'
+# Settings with their types and help texts, for the flags of experiments.
+SKETCH_FLAGS = {
+    'lam': (float, 'Size of the sketch of s2: its numbers over those that it stands for.'),
+    'lam_of': (str, "Whose numbers --lam counts: those of a 'worker', as in the paper, or of the 'union' of all."),
+    'sketch_rows': (int, 'Number of rows of the sketch of s2, of which the median is taken.'),
+}
+SELECTION_FLAGS = SKETCH_FLAGS | {
+    'keep': (float, 'Share of the blocks of each layer that block_top_k sends.'),
+    'block': (int, 'Number of consecutive entries that block_top_k sends together.'),
+    'k': (int, 'Number of entries that bucket_top_k sends of each bucket.'),
+    'bucket': (int, 'Number of consecutive entries of which bucket_top_k sends k.'),
+    'collective': (str, 'How blocks and buckets are added up: all_gather, s2, union_sum, recursive_double, '
+                   'split_all_gather or dsar.'),
+    'bits': (int, 'Bits of a value in the dense half of dsar: 2, 4, 8, or 32 for float32.'),
+}
 
 
 def make_collective(config, transport=None):
@@ -12,7 +28,7 @@ def make_collective(config, transport=None):
   sparcml = lambda name: lambda: dct_jax.sparse_all_reduce(name, bits=config.bits % 32, **more)
   known = {
       'all_gather': lambda: dct_jax.all_gather(**more),
-      's2': lambda: dct_jax.s2(config.lam, **more),
+      's2': lambda: dct_jax.s2(config.lam, config.sketch_rows, of=config.lam_of, **more),
       'union_sum': lambda: dct_jax.union_sum(**more),
       **{name: sparcml(name) for name in ALGORITHMS},
   }
@@ -27,17 +43,17 @@ def selections(config, **more):
   }
 
 
-def make_reducer(config, transport=None):
-  """How the gradients of rows are added up: `config.rows`."""
+def make_reducer(config, transport=None, setting='rows'):
+  """How the gradients of rows are added up: `config.rows`, or another setting."""
   known = {
       'gather': lambda: tables.gather_rows(transport=transport),
       'union': lambda: tables.union_rows(transport=transport),
-      's2': lambda: tables.sketch_rows(config.lam, transport=transport),
+      's2': lambda: tables.sketch_rows(config.lam, config.sketch_rows, of=config.lam_of, transport=transport),
       'dense': lambda: tables.dense_rows(transport=transport),
   }
   if transport is not None:  # without one there are no owners to send rows to
     known['split'] = lambda: tables.split_rows(transport)
-  return chosen('rows', config, known)
+  return chosen(setting, config, known)
 
 
 def chosen(name, config, known):

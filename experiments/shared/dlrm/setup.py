@@ -11,6 +11,7 @@ from dct_jax import runtime, train
 from dct_jax import tables as embeddings
 from dct_jax.boundaries import Cut
 from dct_jax.models.dlrm import Dlrm, sections
+from shared import sparse
 from shared.setups import Setup, connect, stage_share, traffic
 
 # Of the variant 'wide': after every layer but the one that is as narrow as a row.
@@ -19,15 +20,21 @@ WIDE_CUTS = ','.join(f'{part}{i}' for part in ('bottom', 'top') for i in range(1
 
 def make_setup(config, features, vocabularies):
   """A `Setup` for rows of a data set with so many dense features and such vocabularies."""
-  layout = embeddings.deal(vocabularies, config.workers)
   optimizer = embeddings.make_optimizer(config.row_optimizer, config.row_learning_rate or config.learning_rate)
-  tables = runtime.Tables(embeddings.RowExchange(layout, 'data', codec=config.row_codec), optimizer)
   key, width = jax.random.PRNGKey(config.seed), config.bottom[-1]
+  homes = {'dealt': config.workers, 'replicated': 1}
+  if config.tables not in homes or (config.tables == 'replicated' and config.stages > 1):
+    raise ValueError(f'tables must be one of {tuple(homes)}, and dealt with stages, got {config.tables=} and '
+                     f'{config.stages=}')
+  layout = embeddings.deal(vocabularies, homes[config.tables])
   nothing = jnp.zeros((1, features)), jnp.zeros((1, len(vocabularies), width))
   params = {'params': Dlrm(config.bottom, config.top).init(key, *nothing)['params']}
   first_tables = lambda: embeddings.init_tables(key, layout, width)
+  if config.tables == 'replicated':
+    return replicated(config, params, optimizer, first_tables, layout)
+  tables = runtime.Tables(embeddings.RowExchange(layout, 'data', codec=config.row_codec), optimizer)
   if config.stages == 1:
-    return in_one_piece(config, params, tables, first_tables)
+    return dealt(config, params, tables, first_tables)
   parts = sections(config.splits, config.bottom if features else (), config.top)
   return in_stages(config, params, tables, first_tables, parts)
 
@@ -47,21 +54,36 @@ def click_loss(logits, batch):
   return optax.sigmoid_binary_cross_entropy(logits, batch['label']).mean()
 
 
-def in_one_piece(config, params, tables, first_tables):
-  """Every worker has the whole model, and cuts are inside of it."""
+def dealt(config, params, tables, first_tables):
+  """Every worker has the whole model and some of the tables."""
   mesh = dct_jax.make_mesh(config.workers)
+  place = lambda state, specs: embeddings.init_rows(tables.optimizer, first_tables(), state, specs, mesh)
+  return in_one_piece(config, params, mesh, tables.optimizer, tables.exchange, place, lambda rows: rows)
+
+
+def replicated(config, params, optimizer, first_tables, layout):
+  """Every worker has the whole model and all tables, laid end to end; `config.row_sum` adds up gradients of rows."""
+  mesh = dct_jax.make_mesh(config.workers)
+  exchange = embeddings.ReplicatedRows(lambda batch: {'all': batch['categories'] + layout.begin},
+                                       {'all': sparse.make_reducer(config, connect(mesh), 'row_sum')}, 'data')
+  place = lambda state, specs: exchange.init(optimizer, {'all': first_tables()}, state, specs, mesh)
+  return in_one_piece(config, params, mesh, optimizer, exchange, place, lambda rows: rows['all'])
+
+
+def in_one_piece(config, params, mesh, optimizer, exchange, place, found):
+  """Every worker has the whole model, and cuts are inside of it; `found` are the rows of what an exchange brings."""
   cut = lambda: dct_jax.SparseBoundary(config.mp_sparsity, config.activation_codec, config.masks)
   model = Dlrm(config.bottom, config.top, {name: cut() for name in config.splits.split(',') if name})
 
   def loss_fn(params, rows, batch):
-    logits, state = model.apply(params, batch['dense'], rows, mutable=['traffic'])
+    logits, state = model.apply(params, batch['dense'], found(rows), mutable=['traffic'])
     return click_loss(logits, batch), traffic(state)
 
   tx = make_optimizer(config, connect(mesh))
   params, state, specs = dct_jax.init(tx, params, mesh)
-  state, specs = embeddings.init_rows(tables.optimizer, first_tables(), state, specs, mesh)
-  step = embeddings.make_row_step(loss_fn, tx, tables.optimizer, tables.exchange, mesh, specs)
-  predict = embeddings.make_row_predictor(lambda p, rows, b: model.apply(p, b['dense'], rows), tables.exchange, mesh)
+  state, specs = place(state, specs)
+  step = embeddings.make_row_step(loss_fn, tx, optimizer, exchange, mesh, specs)
+  predict = embeddings.make_row_predictor(lambda p, rows, b: model.apply(p, b['dense'], found(rows)), exchange, mesh)
   return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
                lambda p, s, batch: predict(p, s, train.share_batch(batch, mesh)), (params, state, specs), mesh,
                partial(train.Checkpoints, keep=1), (jax.process_index(), jax.process_count()))

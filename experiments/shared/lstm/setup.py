@@ -13,6 +13,7 @@ from dct_jax import train
 from dct_jax.data import words
 from dct_jax.models.language_loss import full_softmax, sampled_softmax
 from dct_jax.models.lstm import Lstm
+from shared import sparse
 from shared.setups import Setup, connect
 
 SOFTMAXES = ('sampled', 'full')
@@ -92,20 +93,10 @@ def make_losses(config, model, vocabulary):
 
 
 def make_reducers(config, transport):
-  """How gradients of rows are added up over workers, by table; 'split' is for workers that are processes."""
-  known = {
-      'gather': lambda: embeddings.gather_rows(transport=transport),
-      'union': lambda: embeddings.union_rows(transport=transport),
-      's2': lambda: embeddings.sketch_rows(config.lam, config.sketch_rows, of=config.lam_of, transport=transport),
-      'dense': lambda: embeddings.dense_rows(transport=transport),
-  }
-  if transport is not None:
-    known['split'] = lambda: embeddings.split_rows(transport)
-  names = {'input': config.rows} if config.tied else {'input': config.rows, 'output': config.output_rows}
-  for table, name in names.items():
-    if name not in known:
-      raise ValueError(f'rows are added up by one of {tuple(known)}, got {name!r} for the {table} table')
-  return {table: known[name]() for table, name in names.items() if table not in dense_tables(config)}
+  """How gradients of rows are added up over workers, by table."""
+  settings = {'input': 'rows'} if config.tied else {'input': 'rows', 'output': 'output_rows'}
+  return {table: sparse.make_reducer(config, transport, name) for table, name in settings.items()
+          if table not in dense_tables(config)}
 
 
 def make_optimizer(config, transport):
@@ -116,19 +107,8 @@ def make_optimizer(config, transport):
 
 def make_mean(config, transport):
   """How gradients of layers are averaged over workers: `config.compressor`, through `config.collective`."""
-  collectives = {
-      'gather': lambda: dct_jax.all_gather(**({} if transport is None else {'transport': transport})),
-      'union': lambda: dct_jax.union_sum(transport=transport),
-      's2': lambda: dct_jax.s2(config.lam, config.sketch_rows, of=config.lam_of, transport=transport),
-  }
-  fed_back = lambda compressor: dct_jax.compressed_mean(
-      dct_jax.error_feedback(compressor), collectives[config.collective](), axis_name='data')
-  known = {
-      'dense': lambda: dct_jax.dense_mean('data'),
-      'bucket_top_k': lambda: fed_back(dct_jax.bucket_top_k(config.k, config.bucket)),
-      'block_top_k': lambda: fed_back(dct_jax.block_top_k(config.density, config.block)),
-  }
-  if config.compressor not in known or config.collective not in collectives:
-    raise ValueError(f'compressor must be one of {tuple(known)} and collective one of {tuple(collectives)}, got '
-                     f'{config.compressor=} and {config.collective=}')
-  return known[config.compressor]()
+  fed_back = lambda make: lambda: dct_jax.compressed_mean(
+      dct_jax.error_feedback(make()), sparse.make_collective(config, transport), axis_name='data')
+  known = {'dense': lambda: dct_jax.dense_mean('data'),
+           **{name: fed_back(make) for name, make in sparse.selections(config).items()}}
+  return sparse.chosen('compressor', config, known)
