@@ -3,6 +3,7 @@
 import ast
 import pathlib
 import runpy
+import types
 
 import pytest
 
@@ -11,6 +12,7 @@ from dct_jax.train import experiment
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = ('experiments', 'benchmarks', 'dct_jax/train')
 FILES = [p for folder in FOLDERS for p in sorted((ROOT / folder).glob('*.py'))]
+SPARSE = types.SimpleNamespace(**runpy.run_path(str(ROOT / 'experiments/shared/sparse.py')))
 FRAGMENTS = ('Of ', 'For ', 'In ', 'And ', 'The same', 'Likewise', 'See ', 'As ', 'To ')  # these lean on others
 
 
@@ -29,11 +31,11 @@ def defined_flags(path):
 
 
 def settings(path):
-  """Name -> help text, of `experiment.define_flags`."""
+  """Name -> help text, of `experiment.define_flags`; some are those that experiments share."""
   calls = [node for node in ast.walk(ast.parse(path.read_text()))
            if called(node) == 'define_flags' and len(node.args) == 2]
-  return {key.value: ast.literal_eval(value.elts[1]) for call in calls
-          for key, value in zip(call.args[1].keys, call.args[1].values, strict=True)}
+  given = [eval(ast.unparse(call.args[1]), {'sparse': SPARSE}) for call in calls]
+  return {name: text for flags in given for name, (_, text) in flags.items()}
 
 
 def has_flags(path):

@@ -1,4 +1,4 @@
-"""Replicated tables: trained as tables that are dealt out are, whatever adds up their rows; saved, restored, and NaN."""
+"""Replicated tables: trained as tables that are dealt out are, whatever adds up their rows; saved and restored."""
 
 import jax
 import jax.numpy as jnp
