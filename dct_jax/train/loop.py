@@ -17,6 +17,7 @@ import tqdm
 from absl import logging
 from jax.experimental import multihost_utils
 
+from dct_jax.collectives.s2 import OVERLOADED
 from dct_jax.train import replicas
 from dct_jax.train.checkpoint import Checkpoints
 from dct_jax.train.metrics import MetricsWriter
@@ -114,6 +115,8 @@ def run(
       bar.update(scalars, account)
       if stop_on_nan:
         patience.check(at, scalars)
+      if at == start + 1:
+        _warn_of_load(scalars)
       last = at == steps or batch is None
       due = lambda every: last or (every is not None and at % every == 0)
       extra = {}
@@ -132,6 +135,14 @@ def run(
   if at < steps:
     logging.warning('batches ended after step %d of %d', at, steps)
   return TrainResult(params, opt_state, at, history)
+
+
+def _warn_of_load(scalars):
+  """Of a sketch that is too small for what workers have together, which only a step can tell."""
+  lam = scalars.get('s2_union_lambda', 1.0)
+  if 0 < lam < 1 / OVERLOADED:
+    logging.warning('the sketch of s2 is too small for its load: every number of it holds %.1f entries of all workers '
+                    'together (the load factor), so that its error has as many times the energy of the signal', 1 / lam)
 
 
 class _Patience:

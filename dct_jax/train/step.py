@@ -231,8 +231,9 @@ def accounts(state: Any) -> dict:
   several = len(stats) > 1
   out |= {f'density/{i}' if several else 'density': r.density for i, r in enumerate(receipts)}
   for node in find(state, lambda n: hasattr(type(n), 'metrics')):
-    for name, x in node.metrics().items():
-      out[name] = out.get(name, 0) + x
+    for name, x in node.metrics().items():  # amounts add up; of anything else the smallest is told
+      join = jnp.add if name.endswith('_bytes') else jnp.minimum
+      out[name] = join(out[name], x) if name in out else x
   return out | {name: sum(getattr(s, name) for s in stats) for name in ('nonfinite', 'drained')}
 
 

@@ -151,15 +151,20 @@ def test_narrow_values_are_unbiased_and_half_as_long():
   assert bytes_['int16'] < 0.55 * bytes_['float32']
 
 
-def test_training_steps_log_both_lambdas():
+@pytest.mark.parametrize('lam', [2.0, 0.13])
+def test_training_logs_both_lambdas_and_warns_of_a_load_that_only_a_step_can_tell(lam, caplog):
   mesh = dct_jax.make_mesh(2)
   blocks = dct_jax.block_top_k(1.0, 4, dense_below=0)
-  tx = optax.chain(dct_jax.compressed_mean(blocks, dct_jax.s2(2.0, rungs=2), 'data'), optax.sgd(0.1))
-  params, state, specs = dct_jax.init(tx, {'w': jnp.ones(8)}, mesh)
+  tx = optax.chain(dct_jax.compressed_mean(blocks, dct_jax.s2(lam, rungs=14), 'data'), optax.sgd(0.1))
+  params, state, specs = dct_jax.init(tx, {'w': jnp.ones(512)}, mesh)
   step = train.make_step(lambda p, b: jnp.mean((b['x'] @ p['w']) ** 2), tx, mesh, specs)
-  *_, metrics = step(params, state, train.shard_batch({'x': np.eye(8, dtype=np.float32)[:4]}, mesh))
-  assert metrics['s2_lambda'] >= 2
-  assert 0 < metrics['s2_union_lambda'] <= metrics['s2_lambda']
+  x = np.repeat(np.eye(2, dtype=np.float32), 256, axis=1)  # each worker has a half of its own
+  with caplog.at_level('WARNING'):
+    result = train.run(step, params, state, [train.shard_batch({'x': x}, mesh)], steps=1, progress=False)
+  line = result.history[-1]
+  assert lam <= line['s2_lambda'] < 1.2 * lam
+  assert line['s2_union_lambda'] == pytest.approx(line['s2_lambda'] / 2)
+  assert ('too small for its load' in caplog.text) == (lam < 1)
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
