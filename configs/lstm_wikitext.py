@@ -29,6 +29,7 @@ def base():
   config.lam = 1.0  # of s2: numbers of the sketch for each entry
   config.lam_of = 'worker'
   config.sketch_rows = 1
+  config.feed_back = False  # of the sketch's own error
   config.compressor = 'dense'  # of the layers' gradients
   config.collective = 'all_gather'  # that these go through; the names are in experiments/shared/sparse.py
   config.keep, config.block = 1 / 32, 256  # of block_top_k

@@ -37,6 +37,7 @@ def base():
   config.lam = 1.0  # of s2: numbers of the sketch for each entry
   config.lam_of = 'worker'
   config.sketch_rows = 1
+  config.feed_back = False  # of the sketch's own error
   config.bits = 32  # of dsar
   config.evaluated = 5_000  # rows of either set that the losses are of
   config.evaluate_every = 100

@@ -49,6 +49,7 @@ def base():
   config.lam = 1.0  # of s2: numbers of the sketch for each entry
   config.lam_of = 'worker'
   config.sketch_rows = 1
+  config.feed_back = False  # of the sketch's own error
   config.bits = 32  # of dsar
   config.rows = ''  # how rows of embeddings are added up; without, they are parameters like others
   config.row_optimizer = 'adagrad'

@@ -18,6 +18,7 @@ SELECTION_FLAGS = SKETCH_FLAGS | {
     'bucket': (int, 'Number of consecutive entries of which bucket_top_k sends k.'),
     'collective': (str, 'How blocks and buckets are added up: all_gather, s2, union_sum, recursive_double, '
                    'split_all_gather or dsar.'),
+    'feed_back': (bool, "Whether the sketch's own error is fed back and estimates shrunk: not in the paper."),
     'bits': (int, 'Bits of a value in the dense half of dsar: 2, 4, 8, or 32 for float32.'),
 }
 
@@ -28,7 +29,7 @@ def make_collective(config, transport=None):
   sparcml = lambda name: lambda: dct_jax.sparse_all_reduce(name, bits=config.bits % 32, **more)
   known = {
       'all_gather': lambda: dct_jax.all_gather(**more),
-      's2': lambda: dct_jax.s2(config.lam, config.sketch_rows, of=config.lam_of, **more),
+      's2': lambda: dct_jax.s2(config.lam, config.sketch_rows, of=config.lam_of, feed_back=config.feed_back, **more),
       'union_sum': lambda: dct_jax.union_sum(**more),
       **{name: sparcml(name) for name in ALGORITHMS},
   }
