@@ -68,7 +68,7 @@ def base():
   return config
 
 
-GNMT = {'model': 'gnmt', 'layers': 2, 'dropout': 0.1, 'weight_decay': 0.0, 'learning_rate': 8e-3, 'warmup': 100,
+GNMT = {'model': 'gnmt', 'layers': 2, 'dropout': 0.1, 'weight_decay': 0.0, 'learning_rate': 1.6e-2, 'warmup': 100,
         'workers': 4, 'shapes': 2, 'average': 1}
 
 VARIANTS = {

@@ -14,6 +14,7 @@ from dct_jax.models.lstm_layer import Carry, LstmLayer
 from dct_jax.models.transformer import PAD, Cache
 
 LEAST, MOST = 2, 16  # layers: the first of a stack is special, and the paper has 8
+GAIN = 2.0  # of LSTM layers at first: words of the source reach the output sooner
 
 
 class Gnmt(nn.Module):
@@ -74,9 +75,9 @@ class Gnmt(nn.Module):
   def setup(self) -> None:
     self.source_embedding = nn.Embed(self.source_vocab, self.width, embedding_init=embedding_init)
     self.target_embedding = nn.Embed(self.target_vocab, self.width, embedding_init=embedding_init)
-    self.enc1_reverse = LstmLayer(self.width, reverse=True)
+    self.enc1_reverse = LstmLayer(self.width, reverse=True, gain=GAIN)
     for place in (f'{stack}{i}' for stack in ('enc', 'dec') for i in range(1, self.layers + 1)):
-      setattr(self, place, LstmLayer(self.width))
+      setattr(self, place, LstmLayer(self.width, gain=GAIN))
       setattr(self, f'{place}_dropout', Dropout(self.dropout))
     self.attention = CrossAttention(self.width, heads=1)
     self.output, self.output_dropout = nn.Dense(self.target_vocab), Dropout(self.dropout)

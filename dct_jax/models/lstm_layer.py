@@ -20,6 +20,8 @@ class LstmLayer(nn.Module):
   Attributes:
     width: of the state.
     reverse: whether time goes from the last step to the first.
+    gain: factor of the first kernels. At 1 a layer halves what enters it twice at first, by its input and its
+      output gate, so that little of it is left behind several layers.
 
   Examples:
     >>> import jax, jax.numpy as jnp
@@ -38,6 +40,7 @@ class LstmLayer(nn.Module):
 
   width: int
   reverse: bool = False
+  gain: float = 1.0
 
   def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """States of all time steps; the one before is zero.
@@ -61,7 +64,7 @@ class LstmLayer(nn.Module):
 
   @nn.compact
   def _parameters(self, size):
-    draw = nn.initializers.lecun_normal()
+    draw = nn.initializers.variance_scaling(self.gain**2, 'fan_in', 'truncated_normal')
     return (self.param('inputs', draw, (size, 4 * self.width)),
             self.param('recurrent', draw, (self.width, 4 * self.width)), self.param('bias', _bias, (4 * self.width,)))
 
