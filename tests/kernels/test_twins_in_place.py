@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from marks import slow
 
 import dct_jax
 from dct_jax import contract, kernels
@@ -149,6 +150,27 @@ def collectives_for(platform, traced):
   text = traced.lower(lowering_platforms=(platform,)).as_text()
   assert 'callback' not in text and 'dct_jax_' not in text
   return collections.Counter(COLLECTIVE.findall(text))
+
+
+@pytest.mark.parametrize('collective', ['union_sum', *slow('s2')])
+def test_sums_of_blocks(collective):
+  """In a mesh of twins they are those of native kernels, and lower to plain sums for accelerators."""
+  tx, mesh = laws.transform('block_top_k', collective), dct_jax.make_mesh(WORKERS)
+  step, state = dct_jax.simulate(tx, PARAMS, WORKERS)
+  want = [step(g, state, None)[0] for g in gradients(WORKERS)[:2]]
+  _, state, specs = dct_jax.init(tx, PARAMS, mesh)
+  real = jax.jit(jax.shard_map(
+      lambda g, s: tx.update(tuple(x.reshape(x.shape[1:]) for x in g), s), mesh=mesh,
+      in_specs=(P('data'), specs), out_specs=(P(), specs)))
+  with kernels.use_native(False):
+    traced = real.trace(gradients(WORKERS)[0], state)
+  compiled = traced.lower().compile(compiler_options=QUICK)
+  for g, x in zip(gradients(WORKERS)[:2], want, strict=True):
+    assert_same(compiled(g, state)[0], x, exact=False)
+  for platform in ('tpu', 'cuda'):
+    found = collectives_for(platform, traced)
+    assert found['all_gather'] == 1  # of bitmaps, to be OR-ed
+    assert found['all_reduce'] == found.total() - 1 > 1  # one for each length
 
 
 @pytest.mark.parametrize(('rungs', 'simulated'), [(3, [True]), pytest.param(12, [True, False], marks=pytest.mark.slow)])
