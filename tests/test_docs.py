@@ -77,7 +77,7 @@ def test_readme_program():
 @pytest.mark.slow
 def test_readme_program_for_slow_networks(tmp_path):
   """The last Python block of the README is a whole program, too, for several processes."""
-  block = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S)[-1]
+  block = re.search(r'```python\n(# slow_network.py.*?)```', (ROOT / 'README.md').read_text(), re.S).group(1)
   (tmp_path / 'slow_network.py').write_text(block.replace(
       'seconds=20', 'seconds=2').replace("'costs.json'", repr(str(tmp_path / 'costs.json'))))
   out = io.StringIO()
@@ -86,3 +86,11 @@ def test_readme_program_for_slow_networks(tmp_path):
   assert code == 0, out.getvalue()
   losses = [float(x) for x in re.findall(r'loss ([\d.]+)', out.getvalue())]
   assert losses[-1] < 0.5 * losses[0], out.getvalue()
+
+
+def test_plain_sums_of_the_readme_are_made():
+  block = re.search(r'```python\n(import dct_jax\nfrom dct_jax import tables.*?)```', (ROOT / 'README.md').read_text(),
+                    re.S).group(1)
+  made = {}
+  exec(block, made)
+  assert made['exchange'].wanted({'tokens': 3}) == {'words': 3}
