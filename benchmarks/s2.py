@@ -163,8 +163,9 @@ def unions(load, counts):
 def bytes_by_model(load, workers, union):
   """KB that a worker sends, by what the cost model counts."""
   each = np.mean([len(load.ids(w, 0)) for w in range(8)]) * load.unit
+  # Rows that are split are never sent dense.
   instance = model.Instance(workers, load.universe * load.unit, each, union * load.unit, dense_result=False,
-                            unit=load.unit, summed_unit=load.unit)
+                            delta=np.inf, unit=load.unit, summed_unit=load.unit)
   names = ('all-gather', 'SSAR doubling', 'SSAR split', 'DSAR', 'dense', 'union_sum')
   sent = dict(zip(names, model.features(instance)[:, 1], strict=True))
   lam = PASSING.value * union * load.unit / each

@@ -185,8 +185,9 @@ def s2(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 'float32'
   r"""S2 Reducer: messages become a bitmap of blocks and a count-sketch of values, which plain sums add up.
 
   The mean that comes back is unbiased, but not exact: with :math:`\lambda` numbers in the sketch for each entry of
-  the union of all workers' blocks, the error has :math:`1/\lambda` times the energy of the signal (one row; more rows
-  at equal bytes have more). Keys rotate by step. As in the paper the sketch's noise is not fed back: with
+  the union of all workers' blocks, the error has :math:`1/\lambda` times the energy of the signal with one row. With as
+  many numbers in all, two rows have the same, and three or more have more on even values, and less where a few entries
+  are large. Keys rotate by step. As in the paper the sketch's noise is not fed back: with
   `error_feedback` the residual is what was not selected.
 
   Args:
