@@ -49,8 +49,7 @@ def auto_rows(costs: Costs, transport: Transport) -> RowReducer:
     union = jnp.where(state.entries > 0, state.union, random_union(rows, first / rows, workers))
     chosen = _cheapest(costs, Instance(workers, rows * width, width * entries, width * union, dense_result=False,
                                        unit=width, summed_unit=width))
-    length = workers * max(room, min(workers * room, -(-rows // workers)))  # of the longest sum
-    branches = [lambda r=r: padded(r.reduce(stream, rows, (), axis_name), length, rows) for r in reducers]
+    branches = [lambda r=r: padded(r.reduce(stream, rows, (), axis_name), workers * room, rows) for r in reducers]
     summed = lax.switch(chosen, branches)
     found = bitmaps.size(bitmaps.of_ids(u32(summed.ids), u32(summed.ids.size), rows)).astype(jnp.float32)
     known = jnp.where(summed.entries > 0, summed.entries.astype(jnp.float32), entries)

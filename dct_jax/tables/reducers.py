@@ -99,7 +99,8 @@ def split_rows(transport: Transport) -> RowReducer:
     away = jnp.sum(messages[:, 1], dtype=jnp.uint32) - messages[axes.worker(axis_name), 1]
     everyone, sent = _gather(write(mine, (away, stream.count)), show, workers)
     sent += 4 * mean_words(everyone[:, 2]) + as_bytes(FRAME_HEAD * (workers - 1))
-    return RowSum(*read(everyone, rows, width), state, sent, mean_words(everyone[:, 3]))
+    found = read(everyone, rows, width, most=min(workers * stream.indices.size, rows))
+    return RowSum(*found, state, sent, mean_words(everyone[:, 3]))
 
   return RowReducer(lambda: (), reduce)
 

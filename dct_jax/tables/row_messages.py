@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dct_jax.arrays import Stream, floats_of, u32, words_of
+from dct_jax.kernels import bitmaps
 from dct_jax.tables.optimizers import sum_duplicates
 
 # A message of rows: their number, the words that are used (as in every message), two notes, and a record for each row,
@@ -41,13 +42,24 @@ def write(stream: Stream, notes: tuple[Any, Any] = (0, 0)) -> jax.Array:
   return jnp.concatenate([head, records.reshape(-1)])
 
 
-def read(messages: jax.Array, rows: int, width: int) -> tuple[jax.Array, jax.Array]:
-  """Ids int32[n] and values float32[n, width] of several messages, one after the other."""
+def read(messages: jax.Array, rows: int, width: int, most: int | None = None) -> tuple[jax.Array, jax.Array]:
+  """Ids int32[n] and values float32[n, width] of several messages, one after the other.
+
+  Args:
+    messages: uint32[messages, words].
+    rows: of the table; it stands where there is none.
+    width: of a row.
+    most: rows that all messages have together, at most. Where they have room for more, used places are moved
+      together, so that nobody has to look at the others again.
+  """
   records = messages[:, HEAD:].reshape(messages.shape[0], -1, 1 + width)
-  used = jnp.arange(records.shape[1], dtype=jnp.uint32) < messages[:, :1]
-  ids = jnp.where(used & (records[..., 0] < rows), records[..., 0], u32(rows)).astype(jnp.int32)
-  values = jnp.where(used[..., None], floats_of(records[..., 1:]), 0)
-  return ids.reshape(-1), values.reshape(ids.size, width)
+  used = (jnp.arange(records.shape[1], dtype=jnp.uint32) < messages[:, :1]).reshape(-1)
+  records = records.reshape(used.size, 1 + width)
+  if most is not None and most < used.size:
+    at = bitmaps.to_ids(bitmaps.of_mask(used), used.size, most)
+    used, records = at < used.size, records.at[at].get(mode='fill', fill_value=0)
+  ids = jnp.where(used & (records[:, 0] < rows), records[:, 0], u32(rows)).astype(jnp.int32)
+  return ids, jnp.where(used[:, None], floats_of(records[:, 1:]), 0)
 
 
 def to_owners(stream: Stream, workers: int) -> jax.Array:
