@@ -20,7 +20,7 @@ def base():
   config.row_optimizer = 'adagrad'  # plain SGD, as the public DLRM has it, takes many more passes here
   config.row_learning_rate = 0.05  # 0: as learning_rate
   config.row_codec = 'float32'
-  config.tables = 'dealt'
+  config.placement = 'dealt'
   config.row_sum = 'gather'  # of replicated tables; the names are in experiments/shared/sparse.py
   config.lam = 1.0  # of s2: numbers of the sketch for each entry
   config.lam_of = 'worker'

@@ -27,7 +27,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo
     'row_optimizer': (str, 'Optimizer of the tables: sgd, adagrad or row_adagrad.'),
     'row_learning_rate': (float, 'Learning rate of the tables; 0 takes --learning_rate.'),
     'row_codec': (str, 'Type in which rows and their gradients travel: float32, float16 or int8.'),
-    'tables': (str, "Where tables are: 'dealt' out over workers, or 'replicated', with all tables on each."),
+    'placement': (str, "Where tables are: 'dealt' out over workers, or 'replicated', with all tables on each."),
     'row_sum': (str, f'How gradients of rows of replicated tables are added up: {sparse.REDUCERS}.'),
     'dp_sparsity': (float, 'Share of the gradients that stays behind; 0 sends them dense.'),
     'lifespan': (int, 'Number of steps for which a threshold of gradients is kept.'),

@@ -163,7 +163,7 @@ def test_size_is_exact(bits):
   size = dct_jax.qsgd(bits).size(layers)
   buckets = 5 + 2
   words = 6 + 100 + buckets + -(-5000 * bits // 32) + -(-1025 * bits // 32)
-  assert size == (words, words, words, 6125)
+  assert size[:4] == (words, words, words, 6125)
 
 
 def test_moved_bytes_are_the_message_alone():

@@ -36,7 +36,7 @@ else:
   start = time.time()
   s.sendall(bytes(count))
   s.recv(1)
-  print(f'took {time.time() - start:.3f}')
+  print(f'took {time.time() - start:.7f}')
 '''
 
 

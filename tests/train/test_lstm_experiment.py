@@ -83,7 +83,7 @@ def test_the_synthetic_text_says_what_is_best(tmp_path):
 
 
 @pytest.mark.parametrize(('flags', 'message'), [
-    (('--rows=telepathy',), "got 'telepathy' for the input table"),
+    (('--rows=telepathy',), "got config.rows='telepathy'"),
     *slow((('--data=nowhere',), 'there is no directory nowhere'),
           (('--softmax=hard',), "one of .'sampled', 'full'"),
           (('--compressor=zip',), "got config.compressor='zip'"),

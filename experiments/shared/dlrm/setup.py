@@ -23,14 +23,14 @@ def make_setup(config, features, vocabularies):
   optimizer = embeddings.make_optimizer(config.row_optimizer, config.row_learning_rate or config.learning_rate)
   key, width = jax.random.PRNGKey(config.seed), config.bottom[-1]
   homes = {'dealt': config.workers, 'replicated': 1}
-  if config.tables not in homes or (config.tables == 'replicated' and config.stages > 1):
-    raise ValueError(f'tables must be one of {tuple(homes)}, and dealt with stages, got {config.tables=} and '
+  if config.placement not in homes or (config.placement == 'replicated' and config.stages > 1):
+    raise ValueError(f'placement must be one of {tuple(homes)}, and dealt with stages, got {config.placement=} and '
                      f'{config.stages=}')
-  layout = embeddings.deal(vocabularies, homes[config.tables])
+  layout = embeddings.deal(vocabularies, homes[config.placement])
   nothing = jnp.zeros((1, features)), jnp.zeros((1, len(vocabularies), width))
   params = {'params': Dlrm(config.bottom, config.top).init(key, *nothing)['params']}
   first_tables = lambda: embeddings.init_tables(key, layout, width)
-  if config.tables == 'replicated':
+  if config.placement == 'replicated':
     return replicated(config, params, optimizer, first_tables, layout)
   tables = runtime.Tables(embeddings.RowExchange(layout, 'data', codec=config.row_codec), optimizer)
   if config.stages == 1:
