@@ -90,9 +90,9 @@ def test_learns_a_few_sentences_and_writes_them():
     return optax.apply_updates(variables, updates), state, loss
 
   state = tx.init(variables)
-  for _ in range(150):
+  for _ in range(400):
     variables, state, loss = step(variables, state)
-  assert loss < 0.1
+  assert loss < 0.02
   np.testing.assert_array_equal(beam_search(model, 6, beam=2)(variables, batch['source']).ids[:, 0, :4], target)
 
 
