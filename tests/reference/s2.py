@@ -85,3 +85,13 @@ def union_sum(workers, universe, unit):
       mine[rank[int(i)]] = row
     total += mine
   return union, total
+
+
+def draw_rows(workers, rows, width, count):
+  """Ids and whole gradients of rows: ids repeat, some are no rows, and one row of worker 0 adds up to zero."""
+  rng = np.random.default_rng(0)
+  ids = (rows * rng.random((workers, count)) ** 3).astype(np.int32)
+  values = rng.integers(-50, 50, (workers, count, width)).astype(np.float32)  # exact in any order
+  ids[0, :2], values[0, 1] = rows - 6, -values[0, 0]
+  ids[:, -1] = rows + 5
+  return ids, values
