@@ -192,7 +192,6 @@ def scaling():
 
 def draw(results, columns, counts, path):
   """Time against workers as measured, and bytes against workers as modelled."""
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   _, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
   slow = sorted((r for r in results if r['setting'].endswith('x100mbit')), key=lambda r: r['workers'])
   shown = ('all-gather', 'SSAR split', 'union_sum', 'OmniReduce', 'Parallax', *(f'S2, {x}' for x in LAMBDAS.value))

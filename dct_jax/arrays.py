@@ -16,8 +16,13 @@ class Stream(NamedTuple):
   """A sparse vector: the first `count` indices are strictly increasing; what follows means nothing."""
 
   indices: jax.Array  # uint32[capacity]
-  values: jax.Array  # float32, float64 or uint32 [capacity]
+  values: jax.Array  # float32, float64 or uint32 [capacity]; of rows, [capacity, width]
   count: jax.Array  # type: ignore[assignment]  # uint32 scalar
+
+  @property
+  def used(self) -> jax.Array:
+    """bool[capacity]: which places mean something."""
+    return jnp.arange(self.indices.size, dtype=jnp.uint32) < self.count
 
 
 def u32(x: Any) -> jax.Array:

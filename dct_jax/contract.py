@@ -35,7 +35,7 @@ Four families fit this contract.
     [0.0, 0.000244140625]
 
 **Linear sketches** are messages whose sum is the message of the sum, so that a plain `psum` adds them on
-the way (`random_k(shared=True)`, `identity`, later count sketches). They name the parts that messages have,
+the way (`random_k(shared=True)`, `identity`). They name the parts that messages have,
 integers, bits or floats, with `linear`:
 
     >>> pick = dct_jax.random_k(0.5, shared=True)

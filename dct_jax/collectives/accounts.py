@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from dct_jax import axes
+from dct_jax.contract import Room, Size
 from dct_jax.transport import Transport
 
 FRAME_HEAD = 16  # bytes that a transport puts before a message
 STREAM_HEAD = 112  # and before each frame of a stream or vector, which also says what it is
+
+
+def whole_message(state: Any, size: Size, workers: int) -> Room:
+  """Room for all that a compressor has to say, whatever it is: for collectives that carry messages of one length, or
+  only what is in them.
+  """
+  del state, workers
+  return Room(words=size.largest, live=1, capacity=size.largest)
 
 
 def mean_words(words: jax.Array) -> jax.Array:

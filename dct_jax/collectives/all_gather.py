@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dct_jax import axes
 from dct_jax.collectives import ladder
@@ -72,7 +71,7 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Trans
     if fallback:
       branches.append(_dense(layers, packed, room, axis_name))
     rung = ladder.choose(steps, state.wanted, fallback, size.largest)
-    exchanged = lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
+    exchanged = ladder.take(rung, branches)
     return _reduced(exchanged, (rung == len(steps)) & fallback, state, layers)
 
   def check(compressor):

@@ -56,8 +56,8 @@ class InPlace(NamedTuple):
     """This worker's values at the places that blocks have in the union, float32[length, unit]."""
     return self.units.at[union.ids[:length]].get(mode='fill', fill_value=0)
 
-  def sketch(self, keys: jax.Array, buckets: int) -> jax.Array:
-    words = self.bitmap()
+  def sketch(self, words: jax.Array, keys: jax.Array, buckets: int) -> jax.Array:
+    """A sketch of the blocks of the own bitmap."""
     ids = bitmaps.to_ids(words, self.universe, self.universe)
     return kernels.sketch_insert(ids, bitmaps.size(words), self.units, keys, buckets=buckets, by_id=True)
 
@@ -93,12 +93,13 @@ class Listed:
 
   def laid_out(self, union: Union, length: int) -> jax.Array:
     """This worker's values at the places that blocks have in the union, float32[length, unit]."""
-    ids, values, count = self.blocks
-    used = jnp.arange(ids.size, dtype=jnp.uint32) < count
-    at = jnp.where(used, bitmaps.rank(union.words, ids), u32(length))
-    return axes.vary_as(jnp.zeros((length, self.unit), jnp.float32), self.blocks).at[at].set(values, mode='drop')
+    at = jnp.where(self.blocks.used, bitmaps.rank(union.words, self.blocks.indices), u32(length))
+    empty = axes.vary_as(jnp.zeros((length, self.unit), jnp.float32), self.blocks)
+    return empty.at[at].set(self.blocks.values, mode='drop')
 
-  def sketch(self, keys: jax.Array, buckets: int) -> jax.Array:
+  def sketch(self, words: jax.Array, keys: jax.Array, buckets: int) -> jax.Array:
+    """A sketch of the blocks, which are listed, so that the own bitmap is not needed."""
+    del words
     ids, values, count = self.blocks
     return kernels.sketch_insert(ids, count, values, keys, buckets=buckets)
 

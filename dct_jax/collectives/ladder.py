@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dct_jax.contract import Size
 
@@ -47,7 +51,15 @@ def choose(ladder: tuple[int, ...], wanted: jax.Array, dense_fallback: bool, lar
   No message is longer than `largest`, so that one of a fixed length is not given more.
   """
   enough = jnp.minimum(_generous(wanted), largest).astype(jnp.uint32)
-  too_small = jnp.array(ladder, jnp.uint32) < enough
-  rung = jnp.sum(too_small, dtype=jnp.int32)
   last = len(ladder) if dense_fallback else len(ladder) - 1
-  return jnp.minimum(rung, last)
+  return jnp.minimum(first_holding(ladder, enough), last)
+
+
+def first_holding(steps: Sequence[int], wanted: jax.Array) -> jax.Array:
+  """The first of some increasing lengths that is at least `wanted`; their number where none is."""
+  return jnp.sum(jnp.array(steps, jnp.uint32) < wanted, dtype=jnp.int32)
+
+
+def take(rung: jax.Array, branches: Sequence[Callable[[], Any]]) -> Any:
+  """What the function of a rung gives; all workers must be on the same one."""
+  return lax.switch(rung, branches) if len(branches) > 1 else branches[0]()

@@ -119,7 +119,7 @@ class Owners:
     steps = ladder.rungs(size, workers, self.rungs, False)
     branches = [lambda w=w: carry(w) for w in steps]
     rung = ladder.choose(steps, wanted, False, size.largest)
-    return lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
+    return ladder.take(rung, branches)
 
   def _answers(self, unpacked, notes, heads, state, push_size, size, workers) -> Answers:
     wanted, _, corrupt, nonfinite, words, missing, entries, own = notes.T

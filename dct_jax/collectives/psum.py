@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from dct_jax import axes
+from dct_jax.collectives.accounts import whole_message
 from dct_jax.collectives.parts import Summation, traffic
-from dct_jax.contract import Collective, Packed, Receipt, Reduced, Room, Unpacked
+from dct_jax.contract import Collective, Packed, Receipt, Reduced, Unpacked
 from dct_jax.transport import Transport
 
 
@@ -21,10 +22,6 @@ def psum(transport: Transport | None = None) -> Collective:
     A `Collective` for compressors with `linear` or `rounds`; with `identity` it is the dense mean.
   """
   add = Summation(transport)
-
-  def room(state, size, workers):
-    del state, workers
-    return Room(words=size.largest, live=1, capacity=size.largest)
 
   def prepare(compressor, layers, residual, state, room, axis_name):
     if compressor.rounds is None:
@@ -60,7 +57,7 @@ def psum(transport: Transport | None = None) -> Collective:
       raise ValueError('psum adds messages up on the way, which only linear compressors allow '
                        '(identity, random_k(shared=True)); use all_gather for this one')
 
-  return Collective(lambda size: (), room, reduce, check, prepare=prepare)
+  return Collective(lambda size: (), whole_message, reduce, check, prepare=prepare)
 
 
 def _alone(layers, message, axis_name):

@@ -9,15 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dct_jax import arrays, axes
 from dct_jax.arrays import floats_of, u32, words_of
-from dct_jax.collectives import stream_blocks
+from dct_jax.collectives import ladder, stream_blocks
+from dct_jax.collectives.accounts import whole_message
 from dct_jax.collectives.blocks import Blocks, union_of
 from dct_jax.collectives.parts import Summation, or_parts, or_with_notes, traffic
 from dct_jax.collectives.union_sum import Total
@@ -87,12 +88,17 @@ class Sketch(NamedTuple):
           stacklevel=3)
     return self
 
-  def lengths(self, nominal: int, most: int) -> tuple[int, ...]:
-    """Numbers of a row, increasing: close together near those of `nominal` entries, up to those of `most` ones."""
+  def lengths(self, nominal: int, most: int, times: int = 1) -> tuple[int, ...]:
+    """Numbers of a row, increasing, up to those of `most` entries.
+
+    They are close together near those of `nominal` entries; or, if there may well be up to so many `times` as many,
+    from there on.
+    """
     row = lambda entries: max(1, math.ceil(self.lam * entries / self.rows))
     top = row(most)
     middle = min(row(nominal) + 1, top)
-    near = [middle * CLOSE**i for i in range(-(self.rungs // 2), (self.rungs + 1) // 2)]
+    ratio, first = (CLOSE, -(self.rungs // 2)) if times == 1 else (times ** (1 / max(self.rungs - 1, 1)), 0)
+    near = [middle * ratio**i for i in range(first, first + self.rungs)]
     below = [near[0] / APART**i for i in (1, 2, 3, 4)]
     above = itertools.takewhile(lambda n: n < top, (near[-1] * APART**i for i in itertools.count(1)))
     return tuple(sorted({min(max(1, int(n)), top) for n in (*below, *near, *above, top)})) if self.rungs > 1 else (top,)
@@ -100,8 +106,7 @@ class Sketch(NamedTuple):
   def choose(self, steps: tuple[int, ...], entries: jax.Array) -> jax.Array:
     """The first of the lengths that has `lam` numbers for each of so many entries."""
     wanted = jnp.ceil(entries.astype(jnp.float32) * (self.lam / self.rows)).astype(jnp.uint32)
-    short = jnp.sum(jnp.array(steps, jnp.uint32) < wanted, dtype=jnp.int32)
-    return jnp.minimum(short, len(steps) - 1)
+    return jnp.minimum(ladder.first_holding(steps, wanted), len(steps) - 1)
 
 
 def sum_sketched(blocks: Blocks, rest: jax.Array, notes: jax.Array, sketch: Sketch, steps: tuple[int, ...],
@@ -121,7 +126,8 @@ def sum_sketched(blocks: Blocks, rest: jax.Array, notes: jax.Array, sketch: Sket
     inspect: (union, keys, this worker's own sketch, lambda of the union) -> anything, returned beside the sum.
   """
   workers = axes.axis_size(axis_name)
-  words, everyone = or_with_notes(add, blocks.bitmap(), notes, axis_name)
+  own = blocks.bitmap()
+  words, everyone = or_with_notes(add, own, notes, axis_name)
   union = union_of(words, blocks.universe, min(workers * blocks.most, blocks.universe))
   each = jnp.mean(everyone[:, -1].astype(jnp.float32)) * blocks.unit
   together = union.count.astype(jnp.float32) * blocks.unit
@@ -129,7 +135,7 @@ def sum_sketched(blocks: Blocks, rest: jax.Array, notes: jax.Array, sketch: Sket
   before = or_parts(bitmaps.num_words(blocks.universe), notes.size, workers)
 
   def summed(buckets):
-    table = blocks.sketch(keys, buckets)
+    table = blocks.sketch(own, keys, buckets)
     flat, left, parts = _sum(table.reshape(-1), rest, sketch, state.step, add, axis_name)
     moved, sent = traffic(add, (before, *parts), workers)
     total = Total(blocks.estimated(union, flat.reshape(table.shape), keys), left, everyone, union, moved, sent)
@@ -137,9 +143,8 @@ def sum_sketched(blocks: Blocks, rest: jax.Array, notes: jax.Array, sketch: Sket
     known = S2State(state.step + 1, ratio(each), ratio(together))
     return total, known, None if inspect is None else inspect(union, keys, table, known.union_lambda)
 
-  branches = [lambda n=n: summed(n) for n in steps]
   rung = sketch.choose(steps, each if sketch.of == 'worker' else together)
-  return lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
+  return ladder.take(rung, [partial(summed, n) for n in steps])
 
 
 def _sum(table, rest, sketch, step, add, axis_name):
@@ -237,7 +242,8 @@ def s2(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 'float32'
     del room
     own = stream_blocks.read(compressor, packed.message, layers, old_state)
     size = compressor.size(layers)
-    steps = sketch.lengths(size.nominal, own.blocks.units.size)
+    times = axes.axis_size(axis_name) if of == 'union' else 1  # workers may have nothing in common
+    steps = sketch.lengths(size.nominal, own.blocks.units.size, times)
     total, new, fed = sum_sketched(own.blocks, own.rest, own.notes, sketch, steps, state, add, axis_name,
                                    _feed_back(own.blocks) if feed_back else None)
     if fed is None:
@@ -258,7 +264,7 @@ def s2(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 'float32'
     if feed_back and not compressor.feedback:
       raise ValueError('feed_back needs a residual to go to: wrap the compressor in error_feedback')
 
-  return Collective(lambda size: S2State.first(), stream_blocks.whole_message, reduce, check)
+  return Collective(lambda size: S2State.first(), whole_message, reduce, check)
 
 
 def _feed_back(blocks):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dct_jax import arrays
 from dct_jax.collectives.blocks import InPlace
 from dct_jax.compressors import stream
-from dct_jax.contract import Compressor, Layers, Receipt, Reduced, Room, Size
+from dct_jax.contract import Compressor, Layers, Receipt, Reduced
 from dct_jax.wire import header
 
 
@@ -20,12 +20,6 @@ class Own(NamedTuple):
   blocks: InPlace
   rest: jax.Array  # float32: the layers that travel whole
   notes: jax.Array  # uint32[2]: whether the gradient was not finite, and the number of blocks
-
-
-def whole_message(state: Any, size: Size, workers: int) -> Room:
-  """Room for all that is selected: only its blocks travel."""
-  del state, workers
-  return Room(words=size.largest, live=1, capacity=size.largest)
 
 
 def check(compressor: Compressor) -> None:

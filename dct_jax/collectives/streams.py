@@ -118,10 +118,9 @@ def _combine(op):
 
 
 def scatter(stream: Stream, size: int, op: str = 'sum') -> jax.Array:
-  """The stream as a dense vector."""
-  used = jnp.arange(stream.indices.size) < stream.count
-  at = jnp.where(used, stream.indices, jnp.uint32(size))
-  empty = axes.vary_as(jnp.full(size, neutral(op, stream.values.dtype)), stream)
+  """The stream as a dense vector; one of rows as a table of `size` rows."""
+  at = jnp.where(stream.used, stream.indices, jnp.uint32(size))
+  empty = axes.vary_as(jnp.full((size, *stream.values.shape[1:]), neutral(op, stream.values.dtype)), stream)
   return empty.at[at].set(stream.values, mode='drop')
 
 

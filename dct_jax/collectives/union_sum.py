@@ -6,15 +6,16 @@ values out alike, and an ordinary sum adds them, exactly, on every platform that
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dct_jax import arrays, axes
 from dct_jax.arrays import floats_of, words_of
-from dct_jax.collectives import stream_blocks
+from dct_jax.collectives import ladder, stream_blocks
+from dct_jax.collectives.accounts import whole_message
 from dct_jax.collectives.blocks import Blocks, Union, union_of
 from dct_jax.collectives.parts import Summation, or_parts, or_with_notes, traffic
 from dct_jax.collectives.sparse_all_reduce import sparse_all_reduce
@@ -70,9 +71,7 @@ def sum_union(blocks: Blocks, rest: jax.Array, notes: jax.Array, add: Summation,
     return Total(blocks.placed(union, values), left, everyone, union, moved, sent)
 
   steps = lengths(capacity, rungs)
-  branches = [lambda n=n: summed(n) for n in steps]
-  rung = jnp.sum(jnp.array(steps, jnp.uint32) < union.count, dtype=jnp.int32)
-  return lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
+  return ladder.take(ladder.first_holding(steps, union.count), [partial(summed, n) for n in steps])
 
 
 def union_sum(rungs: int = 24, *, transport: Transport | None = None) -> Collective:
@@ -111,4 +110,4 @@ def union_sum(rungs: int = 24, *, transport: Transport | None = None) -> Collect
     total = sum_union(own.blocks, own.rest, own.notes, add, axis_name, rungs)
     return stream_blocks.reduced(own, total, compressor, layers, state)
 
-  return Collective(lambda size: (), stream_blocks.whole_message, reduce, stream_blocks.check)
+  return Collective(lambda size: (), whole_message, reduce, stream_blocks.check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -41,8 +42,9 @@ def auto_rows(costs: Costs, transport: Transport) -> RowReducer:
   """
   if costs.workers != transport.size:
     raise ValueError(f'the costs were measured with {costs.workers} workers, got {transport.size=}')
-  reducers = [gather_rows(transport=transport), split_rows(transport), union_rows(transport=transport),
-              dense_rows(transport=transport)]
+  factories: dict[str, Callable[..., RowReducer]] = {
+      'all_gather': gather_rows, 'split_all_gather': split_rows, 'union': union_rows, 'dense': dense_rows}
+  reducers = [factories[name](transport=transport) for name in CHOICES]
 
   def reduce(stream, rows, state, axis_name):
     workers, width, room = axes.axis_size(axis_name), stream.values.shape[1], stream.indices.size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +17,12 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.arrays import Stream, floats_of, u32, words_of
+from dct_jax.collectives import ladder
 from dct_jax.collectives.accounts import FRAME_HEAD, check_size, mean_words
 from dct_jax.collectives.blocks import Listed
 from dct_jax.collectives.parts import Summation, traffic
 from dct_jax.collectives.s2 import S2State, Sketch, sum_sketched
+from dct_jax.collectives.streams import scatter
 from dct_jax.collectives.union_sum import lengths, sum_union
 from dct_jax.contract import ADD_F32, Part, as_bytes
 from dct_jax.kernels import bitmaps
@@ -141,9 +144,7 @@ def dense_rows(*, transport: Transport | None = None) -> RowReducer:
   add = Summation(transport)
 
   def reduce(stream, rows, state, axis_name):
-    used = jnp.arange(stream.indices.size, dtype=jnp.uint32) < stream.count
-    empty = axes.vary_as(jnp.zeros((rows, stream.values.shape[1]), jnp.float32), stream)
-    table = empty.at[jnp.where(used, stream.indices, u32(rows))].set(stream.values, mode='drop')
+    table = scatter(stream, rows)
     parts = (Part(ADD_F32, table.size),)
     total = floats_of(add(words_of(table.reshape(-1)), parts, axis_name)).reshape(table.shape)
     _, sent = traffic(add, (parts,), axes.axis_size(axis_name))
@@ -172,9 +173,7 @@ def _gather_through_xla(stream, rows, state, axis_name, rungs):
     return padded(RowSum(*read(everyone, rows, width), state, sent, mean_words(everyone[:, 0])),
                   workers * stream.indices.size, rows)
 
-  branches = [lambda n=n: exchange(n) for n in steps]
-  rung = jnp.sum(jnp.array(steps, jnp.uint32) < most, dtype=jnp.int32)
-  return lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
+  return ladder.take(ladder.first_holding(steps, most), [partial(exchange, n) for n in steps])
 
 
 def padded(summed: RowSum, length: int, rows: int) -> RowSum:
@@ -185,8 +184,7 @@ def padded(summed: RowSum, length: int, rows: int) -> RowSum:
 
 
 def _alone(stream, rows, state):
-  used = jnp.arange(stream.indices.size, dtype=jnp.uint32) < stream.count
-  ids = jnp.where(used, stream.indices, u32(rows)).astype(jnp.int32)
+  ids = jnp.where(stream.used, stream.indices, u32(rows)).astype(jnp.int32)
   return RowSum(ids, stream.values, state, jnp.uint32(0), stream.count)
 
 

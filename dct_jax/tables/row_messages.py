@@ -64,8 +64,7 @@ def read(messages: jax.Array, rows: int, width: int, most: int | None = None) ->
 
 def to_owners(stream: Stream, workers: int) -> jax.Array:
   """A message for the owner of each row: row i belongs to worker i modulo their number."""
-  used = jnp.arange(stream.indices.size, dtype=jnp.uint32) < stream.count
-  owner = jnp.where(used, stream.indices % workers, u32(workers)).astype(jnp.int32)
+  owner = jnp.where(stream.used, stream.indices % workers, u32(workers)).astype(jnp.int32)
   at = lambda w: jnp.cumsum(owner == w) - 1
   place = jnp.sum(jnp.stack([jnp.where(owner == w, at(w), 0) for w in range(workers)]), axis=0)
 

@@ -1,12 +1,14 @@
 """What experiments share that train in one piece or in stages."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 import dct_jax
+from dct_jax import train
 
 TRAFFIC = ('forward_bytes', 'backward_bytes', 'dense_bytes')
 
@@ -21,6 +23,22 @@ class Setup(NamedTuple):
   checkpoints: Callable  # (directory, configuration) -> what saves
   share: tuple[int, int]  # which part of a batch this process wants, of how many
   whole: Callable = lambda params, state: params  # parameters with the tables that are in the state instead
+
+
+def in_one_piece(step, predict, placed, mesh, keep=1, **more):
+  """A `Setup` of a model that every worker has whole.
+
+  Args:
+    step: (params, state, batch on the mesh) -> (params, state, metrics).
+    predict: (params, state, batch on the mesh) -> a number or more for each example.
+    placed: parameters, state and its specs.
+    mesh: of the workers.
+    keep: checkpoints that are kept.
+    **more: further fields of a `Setup`.
+  """
+  return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
+               lambda p, s, batch: predict(p, s, train.share_batch(batch, mesh)), placed, mesh,
+               partial(train.Checkpoints, keep=keep), (jax.process_index(), jax.process_count()), **more)
 
 
 def connect(mesh):

@@ -167,6 +167,20 @@ def test_training_logs_both_lambdas_and_warns_of_a_load_that_only_a_step_can_tel
   assert ('too small for its load' in caplog.text) == (lam < 1)
 
 
+@pytest.mark.parametrize('shared', [0, 4, 8])
+def test_a_sketch_is_sized_by_the_union_whatever_workers_have_in_common(shared):
+  workers, unit, own, lam = 4, 16, 8, 0.5
+  blocks = dct_jax.block_top_k(own / 512, unit, dense_below=0)
+  update, state = dct_jax.simulate(dct_jax.compressed_mean(blocks, dct_jax.s2(lam, of='union'), 'data'),
+                                   jnp.zeros(512 * unit), workers=workers)
+  g = np.zeros((workers, 512, unit), np.float32)
+  g[:, :shared] = 1
+  for w in range(workers):
+    g[w, 100 * w + 20:100 * w + 20 + own - shared] = 1
+  _, state = update(jnp.asarray(g.reshape(workers, -1)), state, None)
+  assert lam <= float(state.collective.union_lambda) < 1.25 * lam
+
+
 @pytest.mark.parametrize(('arguments', 'message'), [
     ({'lam': 0.0}, 'above 0'), ({'lam': float('nan')}, 'above 0'), ({'lam': 1.0, 'rows': 0}, 'at least one row'),
     ({'lam': 1.0, 'of': 'me'}, 'one of'), ({'lam': 1.0, 'values': 'int8'}, 'one of'),

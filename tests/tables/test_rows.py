@@ -92,7 +92,11 @@ def test_a_restored_run_goes_on_bit_for_bit_and_refuses_other_worker_counts(tmp_
 
 @pytest.mark.parametrize('bad_worker', [0, 1])
 def test_what_is_not_a_number_changes_no_table(bad_worker):
-  setup = Setup(2)
+  assert_no_table_changes(Setup(2), bad_worker)
+
+
+def assert_no_table_changes(setup, bad_worker):
+  """In a step in which one worker's batch has no numbers, after two good ones."""
   params, state, *_ = setup.run(2)
   before = setup.tables(state)
   _, state, losses, metrics = setup.run(3, params, state, start=2, bad_worker=bad_worker, workers=2)

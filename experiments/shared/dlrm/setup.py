@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 import dct_jax
-from dct_jax import runtime, train
+from dct_jax import runtime
 from dct_jax import tables as embeddings
 from dct_jax.boundaries import Cut
 from dct_jax.models.dlrm import Dlrm, sections
-from shared import sparse
+from shared import setups, sparse
 from shared.setups import Setup, connect, stage_share, traffic
 
 # Of the variant 'wide': after every layer but the one that is as narrow as a row.
@@ -58,19 +58,20 @@ def dealt(config, params, tables, first_tables):
   """Every worker has the whole model and some of the tables."""
   mesh = dct_jax.make_mesh(config.workers)
   place = lambda state, specs: embeddings.init_rows(tables.optimizer, first_tables(), state, specs, mesh)
-  return in_one_piece(config, params, mesh, tables.optimizer, tables.exchange, place, lambda rows: rows)
+  return with_cuts(config, params, mesh, connect(mesh), tables.optimizer, tables.exchange, place, lambda rows: rows)
 
 
 def replicated(config, params, optimizer, first_tables, layout):
   """Every worker has the whole model and all tables, laid end to end; `config.row_sum` adds up gradients of rows."""
   mesh = dct_jax.make_mesh(config.workers)
+  transport = connect(mesh)
   exchange = embeddings.ReplicatedRows(lambda batch: {'all': batch['categories'] + layout.begin},
-                                       {'all': sparse.make_reducer(config, connect(mesh), 'row_sum')}, 'data')
+                                       {'all': sparse.make_reducer(config, transport, 'row_sum')}, 'data')
   place = lambda state, specs: exchange.init(optimizer, {'all': first_tables()}, state, specs, mesh)
-  return in_one_piece(config, params, mesh, optimizer, exchange, place, lambda rows: rows['all'])
+  return with_cuts(config, params, mesh, transport, optimizer, exchange, place, lambda rows: rows['all'])
 
 
-def in_one_piece(config, params, mesh, optimizer, exchange, place, found):
+def with_cuts(config, params, mesh, transport, optimizer, exchange, place, found):
   """Every worker has the whole model, and cuts are inside of it; `found` are the rows of what an exchange brings."""
   cut = lambda: dct_jax.SparseBoundary(config.mp_sparsity, config.activation_codec, config.masks)
   model = Dlrm(config.bottom, config.top, {name: cut() for name in config.splits.split(',') if name})
@@ -79,14 +80,12 @@ def in_one_piece(config, params, mesh, optimizer, exchange, place, found):
     logits, state = model.apply(params, batch['dense'], found(rows), mutable=['traffic'])
     return click_loss(logits, batch), traffic(state)
 
-  tx = make_optimizer(config, connect(mesh))
+  tx = make_optimizer(config, transport)
   params, state, specs = dct_jax.init(tx, params, mesh)
   state, specs = place(state, specs)
   step = embeddings.make_row_step(loss_fn, tx, optimizer, exchange, mesh, specs)
   predict = embeddings.make_row_predictor(lambda p, rows, b: model.apply(p, b['dense'], found(rows)), exchange, mesh)
-  return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
-               lambda p, s, batch: predict(p, s, train.share_batch(batch, mesh)), (params, state, specs), mesh,
-               partial(train.Checkpoints, keep=1), (jax.process_index(), jax.process_count()))
+  return setups.in_one_piece(step, predict, (params, state, specs), mesh)
 
 
 def in_stages(config, params, tables, first_tables, parts):

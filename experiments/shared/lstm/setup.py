@@ -14,7 +14,7 @@ from dct_jax.data import words
 from dct_jax.models.language_loss import full_softmax, sampled_softmax
 from dct_jax.models.lstm import Lstm
 from shared import sparse
-from shared.setups import Setup, connect
+from shared.setups import connect, in_one_piece
 
 SOFTMAXES = ('sampled', 'full')
 LARGEST = 0.1  # entry of a table at the beginning
@@ -43,9 +43,7 @@ def make_setup(config, vocabulary):
     step = train.make_step(lambda p, batch: loss_fn(p, {}, batch), tx, mesh, specs, has_aux=True, transport=transport)
   predict = train.make_predictor(losses, mesh)
   both = lambda p, s: {**p, **s.tables} if tables else p
-  return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
-               lambda p, s, batch: predict(both(p, s), train.share_batch(batch, mesh)), (params, state, specs), mesh,
-               partial(train.Checkpoints, keep=1), (jax.process_index(), jax.process_count()))
+  return in_one_piece(step, lambda p, s, batch: predict(both(p, s), batch), (params, state, specs), mesh)
 
 
 def first_tables(key, config, vocabulary):

@@ -1,16 +1,15 @@
 """The LSTM translator's training step: embeddings in the model, or in tables whose rows travel apart."""
 
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 import dct_jax
-from dct_jax import tables, train
+from dct_jax import tables
 from dct_jax.models.gnmt import Gnmt, embedding_init
 from dct_jax.models.translation_loss import sentence_losses, smoothed_loss
 from shared import sparse
-from shared.setups import Setup, connect
+from shared.setups import connect, in_one_piece
 from shared.transformer.optimizer import make_optimizer
 from shared.transformer.whole import dropout_key, make_whole
 
@@ -66,9 +65,7 @@ def with_tables(config, model, params, loss_fn, losses):
   state, specs = exchange.init(optimizer, first, state, specs, mesh)
   step = tables.make_row_step(loss_fn, tx, optimizer, exchange, mesh, specs)
   predict = tables.make_row_predictor(losses, exchange, mesh)
-  return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
-               lambda p, s, batch: predict(p, s, train.share_batch(batch, mesh)), (params, state, specs), mesh,
-               partial(train.Checkpoints, keep=1), (jax.process_index(), jax.process_count()), put_tables)
+  return in_one_piece(step, predict, (params, state, specs), mesh, whole=put_tables)
 
 
 def put_tables(params, state):

@@ -1,12 +1,11 @@
 """A translation model that every worker has whole, whichever it is."""
 
-from functools import partial
 
 import jax
 
 import dct_jax
 from dct_jax import train
-from shared.setups import Setup, connect
+from shared.setups import connect, in_one_piece
 from shared.transformer.optimizer import make_optimizer
 
 
@@ -22,6 +21,5 @@ def make_whole(config, params, loss_fn, losses):
   params, state, specs = dct_jax.init(tx, params, mesh)
   step = train.make_step(loss_fn, tx, mesh, specs, has_aux=True, transport=transport)
   predict = train.make_predictor(losses, mesh)
-  return Setup(lambda p, s, batch: step(p, s, train.shard_batch(batch, mesh)),
-               lambda p, s, batch: predict(p, train.share_batch(batch, mesh)), (params, state, specs), mesh,
-               partial(train.Checkpoints, keep=config.average + 1), (jax.process_index(), jax.process_count()))
+  return in_one_piece(step, lambda p, s, batch: predict(p, batch), (params, state, specs), mesh,
+                      keep=config.average + 1)
