@@ -82,7 +82,8 @@ class ReplicatedRows:
 
   def fetch(self, tables: Mapping[str, jax.Array], ids: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A batch's rows, in the trees of its ids; and the ids, for `absorb`."""
-    read = lambda table: lambda i: table.at[i].get(mode='fill', fill_value=jnp.nan)
+    # Negative ids are no rows, and not rows from the end: a gradient has no place for them either.
+    read = lambda table: lambda i: table.at[i].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
     return {name: jax.tree.map(read(tables[name]), asked) for name, asked in ids.items()}, ids
 
   def absorb(self, optimizer: RowOptimizer, state: ReplicatedRowsState, gradients: dict[str, Any],

@@ -30,6 +30,7 @@ def as_stream(ids: jax.Array, gradients: jax.Array, rows: int) -> Stream:
   if not ids.size or not rows:
     raise ValueError(f'a gradient of rows needs at least one id, and a table at least one row, got {ids.shape=} and '
                      f'{rows=}')
+  ids = ids.astype(jnp.int32)  # narrow ids may have no number for what is no row
   known = jnp.where((ids >= 0) & (ids < rows), ids, rows)
   distinct, sums = sum_duplicates(known, gradients.astype(jnp.float32), rows)
   return Stream(u32(distinct), sums, jnp.sum(distinct < rows, dtype=jnp.uint32))

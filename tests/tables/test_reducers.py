@@ -60,6 +60,14 @@ def test_a_row_that_adds_up_to_zero_is_a_row():
   assert found.tolist() == union + [ROWS] * (found.size - len(union))
 
 
+@pytest.mark.parametrize('kind', [np.uint8, np.int16, np.uint32])
+def test_ids_may_be_narrower_than_the_number_of_rows(kind):
+  ids = np.array([7, 255 if kind == np.uint8 else 80_000 % 2**15, 7], kind)
+  stream = tables.as_stream(jnp.asarray(ids), jnp.ones((3, 2)), 70_000)
+  assert stream.indices.tolist() == [7, int(ids[1]), 70_000] and stream.count == 2
+  assert tables.as_stream(jnp.asarray(ids), jnp.ones((3, 2)), 256).indices[0] == 7
+
+
 @pytest.mark.parametrize('rows', [1, 3])
 @pytest.mark.parametrize('lam', [0.5, 3.0])
 def test_sketched_rows_are_algorithm_1(native, lam, rows):

@@ -81,10 +81,11 @@ def test_what_is_not_a_number_changes_no_table(bad_worker):
   assert_no_table_changes(Replicated('union'), bad_worker)
 
 
-def test_an_id_that_is_no_row_stops_the_step_instead_of_reading_another_row():
+@pytest.mark.parametrize('bad', [1000, -66])  # the tables before have 65 rows: the last row from the end
+def test_an_id_that_is_no_row_stops_the_step_instead_of_reading_another_row(bad):
   setup = Replicated('gather')
   batch = make_batch(0)
-  batch['categories'][3, 4] = 1000
+  batch['categories'][3, 4] = bad
   before = setup.tables(setup.state)
   _, state, metrics = setup.step(setup.params, setup.state, train.shard_batch(batch, setup.mesh))
   assert np.isnan(metrics['loss']) and metrics['nonfinite'] == 1
