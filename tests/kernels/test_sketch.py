@@ -41,6 +41,16 @@ def test_insert_and_query_are_the_oracle(native, rows, count, unit, buckets):
   assert not np.asarray(query(padded, table)[count:]).any()
 
 
+@pytest.mark.parametrize('rows', [3, 4, 5])
+def test_what_is_not_a_number_comes_last_in_a_median(native, rows):
+  table = np.random.default_rng(rows).choice([1.0, -2, 3, np.inf, -np.inf, np.nan], (rows, 9)).astype(np.float32)
+  ids = np.arange(40, dtype=np.uint32)
+  with np.errstate(invalid='ignore'):
+    want = oracle.query(ids, 4, table, oracle.keys(3, 5, rows))
+  assert 0 < np.isnan(want).sum() < want.size
+  np.testing.assert_array_equal(kernels.sketch_query(ids, 40, table, keys(rows), unit=4), want)
+
+
 def test_blocks_may_lie_at_their_own_rows(native):
   ids, values = blocks(12, 9, 30)
   dense = np.zeros((30, 9), np.float32)

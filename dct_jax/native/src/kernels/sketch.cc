@@ -83,10 +83,13 @@ ffi::Error SketchInsert(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi
   return ffi::Error::Success();
 }
 
+// What is not a number comes last, as wherever numbers are sorted.
+inline bool before(float a, float b) { return a < b || (b != b && a == a); }
+
 // Of r estimates, which are sorted on the way; of an even number, the mean of the middle two.
 inline float median(float* x, int64_t r) {
   for (int64_t i = 1; i < r; ++i) {
-    for (int64_t j = i; j > 0 && x[j] < x[j - 1]; --j) std::swap(x[j], x[j - 1]);
+    for (int64_t j = i; j > 0 && before(x[j], x[j - 1]); --j) std::swap(x[j], x[j - 1]);
   }
   return r % 2 ? x[r / 2] : (x[r / 2 - 1] + x[r / 2]) * 0.5f;
 }
