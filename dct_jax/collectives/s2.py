@@ -70,8 +70,9 @@ class Sketch(NamedTuple):
 
   def check(self) -> Sketch:
     """Itself, or a ValueError. Warns of a sketch that is too small for anything."""
-    if not self.lam > 0:
-      raise ValueError(f'lam must be above 0: it is the length of a sketch over the number of entries, got {self.lam=}')
+    if not 0 < self.lam < math.inf:
+      raise ValueError(f'lam must be above 0 and finite: it is the length of a sketch over the number of entries, got '
+                       f'{self.lam=}')
     if self.rows < 1:
       raise ValueError(f'a sketch needs at least one row, got rows={self.rows}')
     if self.of not in OF:
@@ -123,7 +124,8 @@ def sum_sketched(blocks: Blocks, rest: jax.Array, notes: jax.Array, sketch: Sket
     state: of the step before.
     add: of the workers.
     axis_name: likewise.
-    inspect: (union, keys, this worker's own sketch, lambda of the union) -> anything, returned beside the sum.
+    inspect: (union, keys, this worker's own sketch as it was sent, lambda of the union) -> anything, returned beside
+      the sum.
   """
   workers = axes.axis_size(axis_name)
   own = blocks.bitmap()
@@ -136,32 +138,33 @@ def sum_sketched(blocks: Blocks, rest: jax.Array, notes: jax.Array, sketch: Sket
 
   def summed(buckets):
     table = blocks.sketch(own, keys, buckets)
-    flat, left, parts = _sum(table.reshape(-1), rest, sketch, state.step, add, axis_name)
+    flat, left, sent_table, parts = _sum(table.reshape(-1), rest, sketch, state.step, add, axis_name)
     moved, sent = traffic(add, (before, *parts), workers)
     total = Total(blocks.estimated(union, flat.reshape(table.shape), keys), left, everyone, union, moved, sent)
     ratio = lambda entries: jnp.float32(table.size) / jnp.maximum(entries, 1)
     known = S2State(state.step + 1, ratio(each), ratio(together))
-    return total, known, None if inspect is None else inspect(union, keys, table, known.union_lambda)
+    return total, known, None if inspect is None else inspect(
+        union, keys, sent_table.reshape(table.shape), known.union_lambda)
 
   rung = sketch.choose(steps, each if sketch.of == 'worker' else together)
   return ladder.take(rung, [partial(summed, n) for n in steps])
 
 
 def _sum(table, rest, sketch, step, add, axis_name):
-  """A flat sketch and the rest, summed; and the messages that it took."""
+  """A flat sketch and the rest, summed; what this worker's part of the sketch was; and the messages that it took."""
   workers = axes.axis_size(axis_name)
   if sketch.values == 'float32':
     whole = (Part(ADD_F32, table.size + rest.size),)
     total = floats_of(add(words_of(jnp.concatenate([table, rest])), whole, axis_name))
-    return *arrays.cut(total, (table, rest)), (whole,)
+    return *arrays.cut(total, (table, rest)), table, (whole,)
   scale_parts = (Part(MAX_U32, 1),)  # magnitudes order like the integers that they look like
   scale = floats_of(add(words_of(jnp.max(jnp.abs(table))).reshape(1), scale_parts, axis_name))[0]
   fields = _to_fields(table, scale, workers, hashing.noise(
       hashing.mix(u32(step) + axes.worker(axis_name) * u32(hashing.GOLDEN)), jnp.arange(table.size, dtype=jnp.uint32)))
   parts = (Part(ADD_U32, fields.size), Part(ADD_F32, rest.size))
   total = add(jnp.concatenate([fields, words_of(rest)]), parts, axis_name)
-  return (_of_fields(total[:fields.size], scale, workers, table.size), floats_of(total[fields.size:]),
-          (scale_parts, parts))
+  read = lambda words, terms: _of_fields(words, scale, workers, table.size, terms)
+  return read(total[:fields.size], workers), floats_of(total[fields.size:]), read(fields, 1), (scale_parts, parts)
 
 
 def _levels(workers):
@@ -180,8 +183,9 @@ def _to_fields(x, scale, workers, noise):
   return bit_packing.pack(u32(down.astype(jnp.int32) + up + _levels(workers)), 16)
 
 
-def _of_fields(words, scale, workers, count):
-  whole = bit_packing.unpack(words, count, 16).astype(jnp.int32) - workers * _levels(workers)
+def _of_fields(words, scale, workers, count, terms):
+  """The numbers in fields that are sums of so many workers' ones."""
+  whole = bit_packing.unpack(words, count, 16).astype(jnp.int32) - terms * _levels(workers)
   return whole.astype(jnp.float32) * (scale / _levels(workers))
 
 

@@ -136,6 +136,23 @@ def test_feedback_of_the_own_error_stays_bounded_when_it_is_shrunk():
   assert grown[-1] > 100 * grown[0]
 
 
+@pytest.mark.parametrize('values', ['float32', 'int16'])
+def test_what_is_fed_back_is_all_that_was_not_told(values):
+  """Rounding to narrow values included: the residuals and the sum are the gradients, in every step."""
+  rng, workers = np.random.default_rng(0), 8
+  top = dct_jax.error_feedback(dct_jax.block_top_k(0.5, 3, dense_below=0))
+  tx = dct_jax.compressed_mean(top, dct_jax.s2(1.0, values=values, feed_back=True, rungs=2), 'data')
+  update, state = dct_jax.simulate(tx, jnp.zeros(97), workers)
+  for step in range(4):
+    g = rng.standard_normal((workers, 97)).astype(np.float32)
+    g[3, 5] = np.nan if step == 2 else g[3, 5]
+    before = np.asarray(state.residual[0]).reshape(workers, -1)
+    mean, state = update(g, state, None)
+    left = np.asarray(state.residual[0]).reshape(workers, -1)
+    g[3] = 0 if step == 2 else g[3]  # what is not a number is nowhere, and everybody else waits
+    np.testing.assert_allclose(left.sum(0) + workers * np.asarray(mean), before.sum(0) + g.sum(0), atol=3e-5)
+
+
 def test_narrow_values_are_unbiased_and_half_as_long():
   g = np.random.default_rng(0).standard_normal((4, 512)).astype(np.float32)
   means, bytes_ = {}, {}
@@ -182,7 +199,8 @@ def test_a_sketch_is_sized_by_the_union_whatever_workers_have_in_common(shared):
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    ({'lam': 0.0}, 'above 0'), ({'lam': float('nan')}, 'above 0'), ({'lam': 1.0, 'rows': 0}, 'at least one row'),
+    ({'lam': 0.0}, 'above 0'), ({'lam': float('nan')}, 'above 0'), ({'lam': float('inf')}, 'finite'),
+    ({'lam': 1.0, 'rows': 0}, 'at least one row'),
     ({'lam': 1.0, 'of': 'me'}, 'one of'), ({'lam': 1.0, 'values': 'int8'}, 'one of'),
     ({'lam': 1.0, 'rungs': 0}, 'at least 1'), ({'lam': 1.0, 'feed_back': True, 'shrink': False}, 'without bound'),
     ({'lam': 1.0, 'rows': 3, 'feed_back': True}, 'not linear')])
