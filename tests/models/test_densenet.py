@@ -37,7 +37,7 @@ def convolve(x, kernel, stride=1):
                              for j in rows], 1) for i in rows], 1)
 
 
-def forward(variables, x, group, bottleneck, train):
+def forward(variables, x, group, bottleneck, train, stride=1):
   """The paper's network, with `group` layers in each of three groups."""
   params, stats = variables['params'], variables['batch_stats']
 
@@ -47,7 +47,7 @@ def forward(variables, x, group, bottleneck, train):
     scaled = (x - mean) / np.sqrt(var + 1e-5) * node[f'BatchNorm_{i}']['scale']
     return np.maximum(scaled + node[f'BatchNorm_{i}']['bias'], 0)
 
-  x = convolve(x, params['Conv_0']['kernel'])
+  x = convolve(x, params['Conv_0']['kernel'], stride)
   for number in range(3 * group):
     if number and number % group == 0:
       edge = number // group
@@ -61,17 +61,23 @@ def forward(variables, x, group, bottleneck, train):
   return x @ params['Dense_0']['kernel'] + params['Dense_0']['bias']
 
 
-@pytest.mark.parametrize(('bottleneck', 'train'), [(True, False), *slow((True, True), (False, False)), (False, True)])
-def test_forward_pass_as_a_literal_one(bottleneck, train):
+@pytest.mark.parametrize(('bottleneck', 'train', 'stride'), [
+    (True, False, 1), *slow((True, True, 1), (False, False, 1)), (False, True, 2)])
+def test_forward_pass_as_a_literal_one(bottleneck, train, stride):
   rng = np.random.default_rng(0)
-  model, x = DenseNet(16 if bottleneck else 10, 3, bottleneck), rng.normal(size=(2, 8, 8, 1)).astype(np.float32)
+  model = DenseNet(16 if bottleneck else 10, 3, bottleneck, stem_stride=stride)
+  x = rng.normal(size=(2, 8 * stride, 8 * stride, 1)).astype(np.float32)
   draw = lambda a: rng.uniform(0.5, 1.5, a.shape).astype(np.float32)
   signed = lambda a: draw(a) * rng.choice([-1, 1], a.shape).astype(np.float32)
   shapes = shapes_of(model, x.shape)
   variables = {name: jax.tree.map(f, shapes[name]) for name, f in [('params', signed), ('batch_stats', draw)]}
-  ours, _ = jax.jit(partial(model.apply, train=train, mutable=['batch_stats']))(variables, x)
-  theirs = forward(variables, x.astype(np.float64), 2, bottleneck, train)
+  ours, new = jax.jit(partial(model.apply, train=train, mutable=['batch_stats']))(variables, x)
+  theirs = forward(variables, x.astype(np.float64), 2, bottleneck, train, stride)
   np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3 * np.abs(theirs).max())
+  first = lambda tree: tree['batch_stats']['DenseLayer_0']['BatchNorm_0']['mean']
+  seen = convolve(x, variables['params']['Conv_0']['kernel'], stride).mean((0, 1, 2))
+  share = 0.1 if train else 0.0  # of a batch in the moving mean
+  np.testing.assert_allclose(first(new), (1 - share) * first(variables) + share * seen, rtol=1e-4, atol=1e-4)
 
 
 def test_kernels_widest_and_stride():

@@ -1,5 +1,6 @@
 """The LSTM translator against an oracle that goes word by word; its rows, its cache, and that it learns."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from marks import slow
 from reference import lstm as oracle
 
 from dct_jax.models.decoding import beam_search
+from dct_jax.models.dropout import Dropout
 from dct_jax.models.gnmt import Gnmt
 from dct_jax.models.transformer import BOS, EOS, PAD
 from dct_jax.models.translation_loss import smoothed_loss
@@ -110,6 +112,25 @@ def test_drops_what_layers_read_in_training_alone():
   one, other = apply(jax.random.key(0)), apply(jax.random.key(1))
   assert np.all(np.any(one != other, (1, 2)))
   np.testing.assert_array_equal(one, apply(jax.random.key(0)))
+
+
+def test_everything_that_is_read_is_dropped_from_and_kernels_begin_large():
+  model, where = Gnmt(10, 7, width=64, layers=2), []
+
+  def note(call, args, kwargs, context):
+    if isinstance(context.module, Dropout):
+      where.append((context.module.name, args[1]))
+    return call(*args, **kwargs)
+
+  variables = jax.jit(model.init)(jax.random.key(0), SOURCE, TARGET)
+  with nn.intercept_methods(note):
+    model.apply(variables, SOURCE, TARGET, True, rngs={'dropout': jax.random.key(0)})
+  places = [f'{place}_dropout' for place in ('enc1', 'enc2', 'dec1', 'dec2', 'output')]
+  assert sorted(where) == sorted((place, True) for place in places)
+  for layer in ('enc1', 'enc1_reverse', 'enc2', 'dec1', 'dec2'):
+    for kernel in ('inputs', 'recurrent'):  # twice as wide as usual
+      x = variables['params'][layer][kernel]
+      assert np.std(x) * np.sqrt(len(x)) == pytest.approx(2, rel=0.05)
 
 
 @pytest.mark.parametrize(('bad', 'message'), [

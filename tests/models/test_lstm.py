@@ -71,6 +71,11 @@ def test_dropout_is_for_training_and_depends_on_its_key():
   np.testing.assert_array_equal(run(1), run(1))
   assert (run(1) != run(2)).any() and 0.3 < np.mean(run(1) == 0) < 0.7
 
+  one = Lstm(width=8, layers=1, dropout=0.5)  # what enters is dropped, too: no two kept states are alike
+  states = np.asarray(one.apply(params, x[:, :1], train=True, rngs={'dropout': jax.random.key(1)}))[:, 0]
+  whole = np.asarray(one.apply(params, x[:, :1]))[:, 0]
+  assert not np.isclose(states[states != 0], 2 * whole[states != 0]).any()
+
 
 def test_a_state_does_not_see_what_comes_later():
   model = Lstm(width=4)

@@ -9,6 +9,7 @@ from reference import s2 as oracle
 
 import dct_jax
 from dct_jax import tables
+from dct_jax.arrays import Stream
 
 ROWS, WIDTH, IDS = 97, 5, 24
 EXACT = {'gather': tables.gather_rows, 'union': tables.union_rows, 'dense': tables.dense_rows}
@@ -86,6 +87,44 @@ def test_sketched_rows_are_algorithm_1(native, lam, rows):
   np.testing.assert_array_equal(sums[:len(union)], want)
   assert not sums[len(union):].any()
   assert new.step == 12
+
+
+def on_workers(reducer, ids, values):
+  return jax.jit(jax.vmap(one_step(reducer), axis_name='data', out_axes=None))(ids, values)
+
+
+def test_a_sketch_of_the_union_is_long_enough_where_workers_have_nothing_in_common():
+  ids = np.arange(4 * 20, dtype=np.int32).reshape(4, 20)
+  values = np.ones((4, 20, WIDTH), np.float32)
+  assert on_workers(tables.sketch_rows(0.5, of='union', rungs=4), ids, values).state.union_lambda >= 0.5
+
+
+def test_narrow_values_of_rows_take_half_the_bytes():
+  ids, values = draw(4)
+  wide, narrow = (on_workers(tables.sketch_rows(8.0, values=v, rungs=1), ids, values) for v in ('float32', 'int16'))
+  assert 0.4 * wide.sent < narrow.sent < 0.6 * wide.sent
+  np.testing.assert_allclose(narrow.values, wide.values, atol=1e-3 * np.abs(values).max() * IDS)
+  assert (narrow.values != wide.values).any()
+
+
+@pytest.mark.parametrize('workers', [2, 8])
+def test_gathered_rows_are_sent_to_everybody_else(workers):
+  ids, values = draw(workers)
+  sent = on_workers(tables.gather_rows(rungs=1), ids, values).sent
+  assert sent == 4 * (4 + IDS * (1 + WIDTH)) * (workers - 1)  # a head of four words, and records
+
+
+@pytest.mark.parametrize('name', EXACT)
+def test_one_worker_has_its_own_rows_and_nothing_else(name):
+  stream = Stream(jnp.array([3, 96, 5], jnp.uint32), jnp.ones((3, WIDTH)), jnp.uint32(2))  # 5 means nothing
+  reducer = EXACT[name]()
+  found, sums, *_ = reducer.reduce(stream, ROWS, reducer.init(), None)
+  np.testing.assert_array_equal(as_table(found, sums), as_table(np.array([3, 96]), np.ones((2, WIDTH))))
+
+
+def test_gradients_of_half_the_length_are_added_up_in_full():
+  stream = tables.as_stream(jnp.zeros(2, jnp.int32), jnp.array([[256.0], [1.0]], jnp.bfloat16), 5)
+  assert stream.values.dtype == jnp.float32 and stream.values[0] == 257
 
 
 def test_bad_input_is_refused():

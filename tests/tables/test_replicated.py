@@ -10,6 +10,7 @@ from test_rows import VOCABULARIES, WIDTH, Setup, assert_no_table_changes, loss_
 import dct_jax
 from dct_jax import tables as embeddings
 from dct_jax import train
+from dct_jax.tables.replicated import ReplicatedRowsState
 
 pytestmark = pytest.mark.plain_code
 WORKERS = 2
@@ -96,3 +97,17 @@ def test_tables_and_reducers_must_match():
   setup = Replicated('gather')
   with pytest.raises(ValueError, match=r"of the tables \['all'\], got \['other'\]"):
     setup.exchange.init(embeddings.sgd(0.1), {'other': jnp.zeros((3, 2))}, (), (), setup.mesh)
+
+
+def test_bytes_of_all_tables_are_told():
+  one, two = (embeddings.ReplicatedRows(lambda batch: batch, {name: embeddings.gather_rows(rungs=1) for name in names})
+              for names in ('a', 'ab'))
+  optimizer, tables = embeddings.sgd(0.1), {name: jnp.zeros((9, 2)) for name in 'ab'}
+
+  def sent(rows, ids):
+    state = ReplicatedRowsState((), tables, {'a': (), 'b': ()}, {'a': (), 'b': ()})
+    asked = dict.fromkeys(tables, ids)
+    return rows.absorb(optimizer, state, jax.tree.map(lambda i: jnp.ones((4, 2)), asked), asked)[1]
+
+  count = lambda rows: jax.vmap(lambda ids: sent(rows, ids), axis_name='data', out_axes=None)(jnp.zeros((3, 4), int))
+  assert count(two) == 2 * count(one) > 0
