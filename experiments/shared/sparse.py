@@ -36,6 +36,13 @@ def make_collective(config, transport=None):
   return chosen('collective', config, known)
 
 
+def check_feed_back(config):
+  """Refuses to feed back the error of a sketch where gradients go through none: it would change nothing."""
+  if config.feed_back and (config.compressor not in selections(config) or config.collective != 's2'):
+    raise ValueError(f'feed_back is for a compressor of {tuple(selections(config))} with collective=s2, got '
+                     f'{config.compressor=} and {config.collective=}')
+
+
 def selections(config, **more):
   """Name -> what makes a compressor that sends some entries of a layer as they are."""
   return {
@@ -52,8 +59,10 @@ def make_reducer(config, transport=None, setting='rows'):
       's2': lambda: tables.sketch_rows(config.lam, config.sketch_rows, of=config.lam_of, transport=transport),
       'dense': lambda: tables.dense_rows(transport=transport),
   }
-  if transport is not None:  # without one there are no owners to send rows to
+  if transport is not None:
     known['split'] = lambda: tables.split_rows(transport)
+  elif config[setting] == 'split':  # there are no owners to send rows to
+    raise ValueError(f'{setting}=split needs a process for each worker: --launch=processes')
   return chosen(setting, config, known)
 
 

@@ -84,7 +84,9 @@ def test_the_synthetic_text_says_what_is_best(tmp_path):
 
 @pytest.mark.parametrize(('flags', 'message'), [
     (('--rows=telepathy',), "got config.rows='telepathy'"),
-    *slow((('--data=nowhere',), 'there is no directory nowhere'),
+    (('--feed_back',), 'feed_back is for a compressor'),
+    *slow((('--rows=split',), 'rows=split needs a process'),
+          (('--data=nowhere',), 'there is no directory nowhere'),
           (('--softmax=hard',), "one of .'sampled', 'full'"),
           (('--compressor=zip',), "got config.compressor='zip'"),
           (('--negatives=2001',), 'negatives are different words|as many words to draw'),

@@ -144,6 +144,7 @@ def test_sparse_gradients_of_the_lstm_translator(text, tmp_path):
     (('--model=gnmt', '--rows=zip', '--average=1'), 'rows must be one of'),
     (('--model=gnmt', '--rows=union', '--average=2'), '--rows wants --average=1'),
     (('--compressor=block_top_k', '--collective=zip'), 'collective must be one of'),
+    (('--compressor=block_top_k', '--collective=union_sum', '--feed_back'), 'feed_back is for a compressor'),
     (('--splits=enc9',), 'a model is cut at some of'), (('--data=nowhere',), 'nowhere'),
     (('--compressor=zip',), 'compressor must be one of'),
     (('--adam=both',), 'adam must be one of'),

@@ -105,6 +105,7 @@ def make_optimizer(config, transport):
 
 def make_mean(config, transport):
   """How gradients of layers are averaged over workers: `config.compressor`, through `config.collective`."""
+  sparse.check_feed_back(config)
   fed_back = lambda make: lambda: dct_jax.compressed_mean(
       dct_jax.error_feedback(make()), sparse.make_collective(config, transport), axis_name='data')
   known = {'dense': lambda: dct_jax.dense_mean('data'),

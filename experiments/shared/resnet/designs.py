@@ -48,6 +48,7 @@ def has_servers(config):
 
 def make_optimizer(config, transport=None):
   """How local gradients become updates; the moving averages follow the first worker's."""
+  sparse.check_feed_back(config)
   exchanges = config.steps // config.local_steps
   peak = config.learning_rate * config.workers
   rate = optax.warmup_cosine_decay_schedule(

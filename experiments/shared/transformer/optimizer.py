@@ -10,6 +10,7 @@ from shared import sparse
 
 def make_mean(config, transport, shared=()):
   """How gradients are averaged over workers: `config.compressor`; those of `shared` parameters apart."""
+  sparse.check_feed_back(config)
   gather = dct_jax.all_gather() if transport is None else dct_jax.all_gather(transport=transport)
   fed_back = lambda compressor, collective=gather: dct_jax.compressed_mean(
       dct_jax.error_feedback(compressor), collective, axis_name='data')
