@@ -3,12 +3,14 @@
 import doctest
 import importlib
 import io
+import os
 import pathlib
 import pkgutil
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import dct_jax
@@ -94,3 +96,12 @@ def test_plain_sums_of_the_readme_are_made():
   made = {}
   exec(block, made)
   assert made['exchange'].wanted({'tokens': 3}) == {'words': 3}
+
+
+def test_rows_of_the_document_on_sums_are_trained(tmp_path):
+  program = tmp_path / 'rows.py'
+  program.write_text(re.search(r'```python\n(.*?)```', (ROOT / 'docs/s2.md').read_text(), re.S).group(1))
+  done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, timeout=300,
+                        env=os.environ | {'PYTHONPATH': str(ROOT)})
+  losses = [float(x) for x in re.findall(r'loss ([\d.]+)', done.stdout)]
+  assert len(losses) == 50 and np.mean(losses[-5:]) < 0.8 * losses[0], done.stdout + done.stderr

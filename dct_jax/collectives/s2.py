@@ -71,8 +71,8 @@ class Sketch(NamedTuple):
   def check(self) -> Sketch:
     """Itself, or a ValueError. Warns of a sketch that is too small for anything."""
     if not 0 < self.lam < math.inf:
-      raise ValueError(f'lam must be above 0 and finite: it is the length of a sketch over the number of entries, got '
-                       f'{self.lam=}')
+      raise ValueError('lam must be above 0 and finite: it is the length of a sketch over the number of entries, got '
+                       f'lam={self.lam}')
     if self.rows < 1:
       raise ValueError(f'a sketch needs at least one row, got rows={self.rows}')
     if self.of not in OF:
