@@ -33,9 +33,9 @@ DATA = flags.DEFINE_string('data', '', 'Directory with the files of WikiText-2; 
 SETTINGS = flags.DEFINE_list('settings', ['8x100mbit', '4x100mbit', '8x1gbit', '4x1gbit', '2x100mbit', '6x100mbit'],
                              'Numbers of hosts and rates of every link.')
 LOADS = flags.DEFINE_list('loads', ['words', 'more_words', 'blocks'], 'Names of the loads that are measured.')
-LAMBDAS = flags.DEFINE_list('lambdas', ['0.25', '0.57', '1', '2'], "Lambdas of the union, for S2's sketch.")
-PASSING = flags.DEFINE_float('lam', 1.0, 'The smallest lambda of the union with which embeddings train as well.')
-PASSING_BLOCKS = flags.DEFINE_float('block_lam', 1.0, 'The smallest lambda with which blocks train as well.')
+LAMBDAS = flags.DEFINE_list('lambdas', ['0.25', '0.5', '0.57', '1', '2'], "Lambdas of the union, for S2's sketch.")
+PASSING = flags.DEFINE_float('lam', 2.0, 'The smallest lambda of the union with which embeddings train as well.')
+PASSING_BLOCKS = flags.DEFINE_float('block_lam', 0.5, 'The smallest lambda with which blocks train as well.')
 REPEATS = flags.DEFINE_integer('repeats', 7, 'Number of runs with fresh data.')
 PROBE = flags.DEFINE_float('probe', 20.0, 'Seconds for the calibration of the cost model.')
 PICTURE = flags.DEFINE_string('picture', 'runs/s2.png', 'Where the picture goes.')
