@@ -24,8 +24,9 @@ ALLOWED = {
     'train': {*FACTS, 'collectives', 'compressors', 'kernels', 'transforms', 'transport', 'wire'},
     'tables': {*FACTS, 'collectives', 'kernels', 'train', 'transforms', 'transport', 'wire'},
     'boundaries': {*FACTS, 'compressors', 'kernels', 'wire'},
-    'runtime': {*FACTS, 'boundaries', 'tables', 'train', 'transforms', 'transport', 'wire'},
+    'runtime': {*FACTS, 'boundaries', 'partition', 'tables', 'train', 'transforms', 'transport', 'wire'},
     'netlab': {'collectives', 'runtime', 'train', 'transforms', 'transport', 'wire'},
+    'partition': {*FACTS, 'wire'},
     'data': set(),
     'measures': set(),
     'models': {'arrays'},  # what communicates is passed in

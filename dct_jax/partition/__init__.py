@@ -1,0 +1,15 @@
+"""A JAX program placed on the nodes of a group, and cut into one program for each.
+
+`plan` traces a loss with its gradients and an optimizer's update, places operators, and gives a `Plan`: data that
+engines execute. `plan.simulate` executes it in this process; `plan.programs` has what each node does.
+"""
+
+from dct_jax.partition.costs import Machine, calibrate
+from dct_jax.partition.graph import train_net
+from dct_jax.partition.loads import Codecs
+from dct_jax.partition.placement import Nodes
+from dct_jax.partition.plan import Plan, plan, plan_graph
+from dct_jax.partition.rules import named
+from dct_jax.partition.tags import on
+
+__all__ = ['Codecs', 'Machine', 'Nodes', 'Plan', 'calibrate', 'named', 'on', 'plan', 'plan_graph', 'train_net']

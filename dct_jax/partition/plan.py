@@ -1,0 +1,172 @@
+"""A plan: which operator of a program runs on which node, and what crosses. Engines execute it and know no models."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import optax
+
+from dct_jax.partition import exact, refine, rules, simulate
+from dct_jax.partition.blocks import Blocks, blocks_of
+from dct_jax.partition.costs import Machine
+from dct_jax.partition.graph import Graph, nbytes, train_net
+from dct_jax.partition.loads import Codecs, Estimate, Load
+from dct_jax.partition.placement import Nodes, Placement
+from dct_jax.partition.programs import Program, transform
+
+METHODS = ('greedy', 'rules', 'exact', 'random')
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Where everything is.
+
+  Attributes:
+    estimate: of the program: its blocks, the nodes, what they cost.
+    at: number of a node for each block.
+    moves: of the greedy refinement, with reasons.
+    optimal: whether this is known to be the best placement.
+  """
+
+  estimate: Estimate
+  at: tuple[int, ...]
+  moves: tuple[refine.Move, ...] = ()
+  optimal: bool = False
+
+  @property
+  def graph(self) -> Graph:
+    return self.estimate.blocks.graph
+
+  @property
+  def blocks(self) -> Blocks:
+    return self.estimate.blocks
+
+  @property
+  def nodes(self) -> Nodes:
+    return self.estimate.nodes
+
+  @functools.cached_property
+  def load(self) -> Load:
+    """What every node has to do for a batch."""
+    return self.estimate.load(np.array(self.at))
+
+  @functools.cached_property
+  def placement(self) -> Placement:
+    """Node of every operator and slot."""
+    return self.estimate.placement(np.array(self.at))
+
+  @functools.cached_property
+  def programs(self) -> dict[str, Program]:
+    """What each node executes, by its name."""
+    return self.transform()
+
+  def transform(self, *, apart: bool = False) -> dict[str, Program]:
+    """Programs, with updates apart from gradients if nets run at the same time."""
+    return transform(self.graph, self.placement, lambda v: self.estimate.codec.of(self.graph, v), apart=apart)
+
+  def simulate(self, *arguments: Any) -> Any:
+    """Calls the planned function (params, state, *batch) -> (params, state, loss), all nodes in this process."""
+    return simulate.simulate(self.graph, self.programs, *arguments)
+
+  @property
+  def idle(self) -> tuple[str, ...]:
+    """Servers that have nothing to do: there are more of them than parts that can be told apart."""
+    return tuple(n for i, n in enumerate(self.nodes.names) if i and i not in self.at)
+
+
+def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *batch: Any, nodes: Nodes,
+         has_aux: bool = False, **options: Any) -> Plan:
+  """Plans the training of a loss function on the nodes of a group.
+
+  Args:
+    loss: (params, *batch) -> a scalar, or a pair of it and anything with `has_aux`.
+    optimizer: an optax optimizer.
+    params: arrays, or their shapes and types.
+    *batch: likewise.
+    nodes: of the group.
+    has_aux: whether `loss` returns more than a number.
+    **options: of `plan_graph`.
+
+  Returns:
+    A plan of the function (params, state, *batch) -> (params, state, loss).
+
+  Examples:
+    >>> import jax.numpy as jnp, optax
+    >>> loss = lambda p, x: jnp.mean((jnp.tanh(x @ p['a']['w']) @ p['b']['w']) ** 2)
+    >>> params = {'a': {'w': jnp.ones((4, 8))}, 'b': {'w': jnp.ones((8, 2))}}
+    >>> made = plan(loss, optax.sgd(0.1), params, jnp.ones((16, 4)), nodes=Nodes(group=1))
+    >>> sorted(made.programs)
+    ['group0', 'trainer']
+    >>> params, state, value = made.simulate(params, optax.sgd(0.1).init(params), jnp.ones((16, 4)))
+  """
+  return plan_graph(train_net(loss, optimizer, params, *batch, has_aux=has_aux), nodes, **options)
+
+
+def plan_graph(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machine: Machine | None = None,
+               rule: Sequence[rules.Rule] = (), method: str = 'greedy', seconds: float = 5.0, seed: int = 0,
+               nets: int = 1) -> Plan:
+  """Places a program that has been traced.
+
+  Args:
+    graph: from `train_net`.
+    nodes: of the group.
+    codec: in which codecs values travel; exactly unless given.
+    machine: what a node can do; see `calibrate`.
+    rule: rules of your own, asked before the others.
+    method: 'greedy' refines what rules give; 'rules' does not; 'exact' takes long for more than 20 blocks; 'random'.
+    seconds: that the search may take.
+    seed: for 'random'.
+    nets: batches that a trainer works on at the same time, for memory.
+
+  Raises:
+    ValueError: if something cannot be placed, or does not fit a node's memory.
+  """
+  if method not in METHODS:
+    raise ValueError(f'a plan is made by one of {METHODS}, got {method=}')
+  blocks = blocks_of(graph)
+  may = rules.allowed(blocks, nodes, (rules.by_tag, *rule, *rules.RULES))
+  estimate = Estimate(blocks, nodes, machine or Machine(), codec, nets)
+  _check_blocks(estimate)
+  at, optimal = rules.place(estimate, may), False
+  moves: list[refine.Move] = []
+  if method == 'greedy':
+    at, moves = refine.refine(estimate, at, may, seconds=seconds)
+  elif method == 'exact':
+    at, optimal = exact.solve(estimate, may, seconds=seconds)
+  elif method == 'random':
+    at = rules.scattered(may, seed)
+  made = Plan(estimate, tuple(int(n) for n in at), tuple(moves), optimal)
+  _check_memory(made)
+  return made
+
+
+def _largest(estimate: Estimate, b: int) -> str:
+  """The largest slot of a block, for messages."""
+  graph, block = estimate.blocks.graph, estimate.blocks.blocks[b]
+  size = {graph.slots[s].path: nbytes(graph.avals[graph.slots[s].value]) for s in block.slots}
+  if not size:
+    return f'{estimate.activations[b]:,.0f} bytes of activations'
+  path = max(size, key=lambda k: size[k])
+  return f'{path} has {size[path]:,} bytes, all of it with the optimizer {estimate.weights[b]:,.0f}'
+
+
+def _check_blocks(estimate: Estimate) -> None:
+  """Refuses what is too large for any node, before anything is compiled."""
+  held = estimate.weights + estimate.activations
+  for b in np.argsort(-held):
+    if held[b] > estimate.machine.memory:
+      raise ValueError(f'{estimate.blocks.blocks[b].name!r} fits no node: {_largest(estimate, b)}, a node has '
+                       f'{estimate.machine.memory:,.0f}; split it, or use larger nodes')
+
+
+def _check_memory(made: Plan) -> None:
+  for n, held in enumerate(made.load.memory):
+    if held > made.estimate.machine.memory:
+      largest = max((b for b, at in enumerate(made.at) if at == n), key=lambda b: made.estimate.weights[b])
+      raise ValueError(f'{made.nodes.names[n]} would hold {held:,.0f} bytes and has '
+                       f'{made.estimate.machine.memory:,.0f}; the largest part is {made.blocks.blocks[largest].name!r} '
+                       f'({_largest(made.estimate, largest)}); use more servers or split it')

@@ -1,0 +1,75 @@
+"""All programs of a plan in one process, round by round: what every other engine must equal, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from dct_jax.partition import codecs
+from dct_jax.partition.graph import Graph
+from dct_jax.partition.programs import Program, Step
+
+
+def simulate(graph: Graph, programs: dict[str, Program], *arguments: Any) -> Any:
+  """Calls the function that the graph was traced from, node by node.
+
+  Args:
+    graph: of that function.
+    programs: of all nodes.
+    *arguments: its arguments.
+
+  Returns:
+    What it returns.
+  """
+  leaves, tree = jax.tree.flatten(arguments)
+  if tree != graph.in_tree:
+    raise ValueError(f'this plan is of a function of {graph.in_tree}, got {tree}')
+  nodes = {name: Node(graph, program, {k: leaves[k] for k in program.slots}) for name, program in programs.items()}
+  steps = sorted(((step.round, name, step) for name, p in programs.items() for step in p.steps), key=lambda x: x[:2])
+  mail: dict[tuple[str, str, int], list[Any]] = {}
+  for when, name, step in steps:
+    for peer in step.receives:
+      nodes[name].receive(step, peer, mail.pop((peer, name, when)))
+    nodes[name].run(step)
+    for peer in step.sends:
+      mail[name, peer, when + 1] = nodes[name].send(step, peer)
+  assert not mail, f'messages that nobody has taken: {list(mail)}'
+  results = {i: o.source.val for i, o in enumerate(graph.outputs) if not isinstance(o.source, int)}
+  for name in nodes:
+    results |= nodes[name].results()
+  out = [results[i] for i in range(len(graph.outputs))]
+  return jax.tree.unflatten(graph.out_tree, out)
+
+
+class Node:
+  """What one node knows while it works on a batch. Engines move what `send` gives to the peer's `receive`."""
+
+  def __init__(self, graph: Graph, program: Program, slots: dict[int, Any]):
+    self.graph, self.program = graph, program
+    self.known: dict[int, Any] = dict(graph.constants)
+    self.known.update((graph.slots[k].value, x) for k, x in slots.items())
+    self.encoded: dict[int, Any] = {}  # what came, to be sent on as it is
+
+  def receive(self, step: Step, peer: str, payloads: list[Any]) -> None:
+    """Takes a message."""
+    for transfer, payload in zip(step.receives[peer], payloads, strict=True):
+      self.encoded[transfer.value] = payload
+      self.known[transfer.value] = codecs.decode(payload, transfer.codec, self.graph.avals[transfer.value])
+
+  def run(self, step: Step) -> None:
+    """Runs the segments of a round."""
+    for segment in step.runs:
+      made = segment.function(*(self.known[v] for v in segment.inputs))
+      self.known.update(zip(segment.outputs, made, strict=True))
+
+  def send(self, step: Step, peer: str) -> list[Any]:
+    """A message."""
+    for transfer in step.sends[peer]:
+      if transfer.value not in self.encoded:
+        self.encoded[transfer.value] = codecs.encode(self.known[transfer.value], transfer.codec)
+    return [self.encoded[t.value] for t in step.sends[peer]]
+
+  def results(self) -> dict[int, Any]:
+    """Outputs of the whole program that are here."""
+    return {number: self.known[value] for number, value in self.program.results}
