@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterable
 
 from dct_jax.partition.graph import BACKWARD, BATCH, FORWARD, LOSS, OPTIMIZER, PARAMETER, UPDATE, Graph
+from dct_jax.partition.placement import TRAINER
 
 LAYER, TABLE, REST = 'layer', 'table', 'rest'
 SMALL = 1024  # entries of an optimizer's state that every node may have a copy of
@@ -24,6 +26,7 @@ ELEMENTWISE = {'add', 'add_any', 'sub', 'mul', 'div', 'neg', 'max', 'min', 'exp'
                'or', 'not', 'xor', 'clamp', 'is_finite', 'convert_element_type', 'broadcast_in_dim', 'copy',
                'stop_gradient'}
 GRADIENTS = VIEWS | ELEMENTWISE | PRODUCTS | {'reduce_sum', 'scatter-add', 'scatter_add', 'pad', 'dynamic_update_slice'}
+METHOD = re.compile(r'\.\w+(?=/)')  # flax writes layer.front for a method of it that is not __call__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +69,11 @@ def blocks_of(graph: Graph) -> Blocks:
   """Puts every operator into a block, or leaves it to run anywhere.
 
   Raises:
-    ValueError: for two tags that send one layer to two nodes.
+    ValueError: for two tags that send one layer to two nodes, or one that sends a batch to a server.
   """
+  for slot in graph.slots:
+    if slot.kind == BATCH and slot.tag not in (None, TRAINER):
+      raise ValueError(f'{slot.path!r} is part of a batch, which trainers have, and has a tag for {slot.tag}')
   owners = _Owners(graph)
   made = [_layer(graph, module, owners) for module in owners.modules]
   return Blocks(graph, tuple(made + _rest(graph, owners)))
@@ -97,10 +103,12 @@ class _Owners:
     self.graph, self.modules = graph, modules_of(graph)
     self.slot = {s: m for m, slots in self.modules.items() for s in slots}
     self.operator: dict[int, str] = {}
+    self._named: dict[str, str | None] = {}  # name of an operator -> module that it was written in
     self._reach = _reached(graph, self.slot)
     self._own_states()
     self.anywhere = self._free()
-    for claim in (self._by_parameters, self._by_updates, self._by_names, self._by_gradients, self._by_neighbours):
+    for claim in (self._by_parameters, self._by_updates, self._by_names, self._by_gradients, self._by_neighbours,
+                  self._by_sources):
       for i, op in enumerate(graph.operators):
         if i not in self.operator and i not in self.anywhere:
           module = claim(i, op)
@@ -128,12 +136,13 @@ class _Owners:
     """It reads a parameter, as it is or in another shape."""
     del i
     for v in op.reads:
-      module = self._view_of(v)
+      module = self.view_of(v)
       if module is not None and op.phase != UPDATE:
         return module
     return None
 
-  def _view_of(self, value):
+  def view_of(self, value: int) -> str | None:
+    """The module of a parameter, for the parameter itself or what has the same entries in another shape."""
     if value in self.graph.slot_of:
       slot = self.graph.slot_of[value]
       return self.slot.get(slot) if self.graph.slots[slot].kind == PARAMETER else None
@@ -141,7 +150,7 @@ class _Owners:
     if maker is None or self.graph.operators[maker].kind not in VIEWS:
       return None
     reads = self.graph.operators[maker].reads
-    return self._view_of(reads[0]) if len(reads) == 1 else None
+    return self.view_of(reads[0]) if len(reads) == 1 else None
 
   def _by_updates(self, i, op):
     """It is arithmetic of the optimizer for one module."""
@@ -156,8 +165,11 @@ class _Owners:
     del i
     if op.phase == UPDATE or not op.name:
       return None
-    inside = [m for m in self.modules if f'/{op.name}/'.find(f'/{m}/') >= 0]
-    return max(inside, key=len) if inside else None
+    if op.name not in self._named:
+      path = METHOD.sub('', f'/{op.name}/')
+      inside = [m for m in self.modules if f'/{m}/' in path]
+      self._named[op.name] = max(inside, key=len) if inside else None
+    return self._named[op.name]
 
   def _by_gradients(self, i, op):
     """Nothing but the gradient of one module needs it."""
@@ -183,6 +195,17 @@ class _Owners:
     return next(iter(kept)) if len(kept) == 1 else None
 
 
+  def _by_sources(self, i, op):
+    """It is arithmetic of the optimizer for several modules, of what one of them has: its share of a norm."""
+    del i
+    if op.phase != UPDATE or op.kind not in GRADIENTS:
+      return None
+    makers = {v: self.graph.producer.get(v) for v in op.reads}
+    found = {self.slot.get(self.graph.slot_of.get(v, -1)) if m is None else self.operator.get(m)
+             for v, m in makers.items() if m not in self.anywhere and v not in self.graph.constants}
+    return next(iter(found)) if len(found) == 1 else None
+
+
 def _reached(graph: Graph, slot_module: dict[int, str]) -> dict[int, frozenset[str]]:
   """Value -> modules whose parameters it helps to update. Losses count as a module of their own."""
   reach: dict[int, frozenset[str]] = {}
@@ -202,9 +225,8 @@ def _reached(graph: Graph, slot_module: dict[int, str]) -> dict[int, frozenset[s
 def _layer(graph: Graph, module: str, owners: _Owners) -> Block:
   operators = tuple(i for i in sorted(owners.operator) if owners.operator[i] == module)
   slots = tuple(i for i in sorted(owners.slot) if owners.slot[i] == module)
-  weights = {graph.slots[i].value for i in owners.modules[module]}
-  readers = {graph.operators[i].kind for i in operators if weights.intersection(graph.operators[i].reads)
-             and graph.operators[i].phase != UPDATE}
+  uses = (graph.operators[i] for i in operators if graph.operators[i].phase != UPDATE)
+  readers = {op.kind for op in uses if any(owners.view_of(v) == module for v in op.reads)}
   kind = TABLE if 'gather' in readers and not readers & PRODUCTS else LAYER
   tag = _one_tag(module, [graph.operators[i].tag for i in operators] + [graph.slots[i].tag for i in slots])
   return Block(module, kind, operators, slots, tag, _told(graph, operators))

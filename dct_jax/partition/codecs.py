@@ -28,8 +28,12 @@ def fits(aval: Any, codec: str) -> bool:
 
 def encoded_bytes(aval: Any, codec: str) -> int:
   """Bytes of a value on an edge."""
-  shape = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-  made = jax.eval_shape(functools.partial(encode, codec=codec), shape)
+  return _encoded_bytes(aval.shape, aval.dtype, codec)
+
+
+@functools.lru_cache(4096)
+def _encoded_bytes(shape, dtype, codec):
+  made = jax.eval_shape(functools.partial(encode, codec=codec), jax.ShapeDtypeStruct(shape, dtype))
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(made))
 
 
@@ -46,10 +50,18 @@ def encode(x: jax.Array, codec: str) -> Any:
 def decode(payload: Any, codec: str, aval: Any) -> jax.Array:
   """The value that arrives."""
   if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-    return jax.random.wrap_key_data(payload, impl=jax.random.key_impl(aval))
+    return jax.random.wrap_key_data(payload, impl=_key_kind(aval.dtype))
   if codec == EXACT:
     return payload
   return _widen(payload, codec)
+
+
+@functools.lru_cache(64)
+def _key_kind(dtype):
+  """What `wrap_key_data` wants to know. JAX tells it of keys alone, not of their types."""
+  found: list[Any] = []
+  jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype))
+  return found[0]
 
 
 @functools.partial(jax.jit, static_argnames='codec')

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dct_jax.partition import codecs
+from dct_jax.partition import codecs, tags
 from dct_jax.partition.graph import Graph, Operator, nbytes
 from dct_jax.partition.segments import bind
 
@@ -65,42 +65,34 @@ class Machine:
     if op.kind in ('gather', 'scatter-add', 'scatter_add', 'scatter', 'dynamic_slice'):
       rows = min(graph.avals[op.outputs[0]].size, *(graph.avals[v].size for v in op.reads)) if op.reads else 0
       return self.row * max(rows, 1)
-    return self.flop * flops(graph, op) + self.byte * moved
+    return self.flop * flops(op) + self.byte * moved
 
 
-def flops(graph: Graph, op: Operator) -> float:
+def flops(op: Operator) -> float:
   """Multiplications and additions of an operator's products; 0 for what is bound by memory."""
-  params = op.equation.params
-  if op.kind == 'dot_general':
-    (contracted, _), _ = params['dimension_numbers']
-    left = _shape(op, 0)
-    return 2.0 * graph.avals[op.outputs[0]].size * math.prod(left[d] for d in contracted)
-  if op.kind == 'conv_general_dilated':
-    kernel = _shape(op, 1)
-    features = kernel[params['dimension_numbers'].rhs_spec[0]]
-    return 2.0 * graph.avals[op.outputs[0]].size * math.prod(kernel) / features
-  inner = [j for j in params.values() if hasattr(j, 'eqns') or hasattr(j, 'jaxpr')]
-  if not inner:
+  return _product(op.equation) or _body(op.equation)
+
+
+def _product(equation: Any) -> float:
+  """Of a product of matrices or a convolution."""
+  kind, params = equation.primitive.name, equation.params
+  if kind not in ('dot_general', 'conv_general_dilated'):
     return 0.0
-  return float(params.get('length', 1)) * sum(_inner_flops(getattr(j, 'jaxpr', j)) for j in inner)
+  left, right = (x.aval.shape for x in equation.invars[:2])
+  if kind == 'dot_general':
+    (contracted, _), _ = params['dimension_numbers']
+    summed = math.prod(left[d] for d in contracted)
+  else:
+    summed = math.prod(right) // right[params['dimension_numbers'].rhs_spec[0]]
+  return 2.0 * equation.outvars[0].aval.size * summed
 
 
-def _shape(op: Operator, i: int) -> tuple[int, ...]:
-  aval: Any = op.equation.invars[i].aval
-  return aval.shape
-
-
-def _inner_flops(jaxpr: Any) -> float:
-  """Products inside of a loop's body, and a multiplication for each entry of everything else."""
-  total = 0.0
-  for e in jaxpr.eqns:
-    size = sum(getattr(v.aval, 'size', 1) for v in e.outvars)
-    if e.primitive.name == 'dot_general':
-      (contracted, _), _ = e.params['dimension_numbers']
-      size *= 2 * math.prod(e.invars[0].aval.shape[d] for d in contracted)
-    inner = [j for j in e.params.values() if hasattr(j, 'eqns') or hasattr(j, 'jaxpr')]
-    total += size + sum(_inner_flops(getattr(j, 'jaxpr', j)) for j in inner)
-  return total
+def _body(equation: Any) -> float:
+  """Of a loop or a branch: products, and a multiplication for each entry of everything else; the longest branch."""
+  of = [sum(_product(e) or _body(e) or sum(getattr(v.aval, 'size', 1) for v in e.outvars) for e in jaxpr.eqns)
+        for jaxpr in tags.inner(equation)]
+  most = max if equation.primitive.name == 'cond' else sum
+  return float(equation.params.get('length', 1) * most(of)) if of else 0.0
 
 
 def calibrate(path: str | os.PathLike | None = None, *, rate: float = 1.25e9, memory: float = math.inf) -> Machine:
@@ -117,12 +109,13 @@ def calibrate(path: str | os.PathLike | None = None, *, rate: float = 1.25e9, me
   long = jnp.ones(2**20)
   table, ids = jnp.ones((2**16, 64)), jnp.arange(2**12) * 7 % 2**16
   call = _seconds(lambda x: x + 1, jnp.ones(8))
+  more = lambda function, *arguments: max(_seconds(function, *arguments) - call, 1e-9)  # on a busy machine also less
+  codec = {c: _codec_seconds(c) for c in codecs.CODECS}
   machine = Machine(
-      flop=(_seconds(jnp.dot, x, w) - call) / (2.0 * x.shape[0] * w.size),
-      byte=(_seconds(lambda x: jnp.maximum(x, 0) * 2, long) - call) / (2 * long.nbytes),
-      row=max(_seconds(lambda t, i: t[i], table, ids) - call, 1e-9) / (ids.size * table.shape[1]), call=call,
-      encode={c: _codec_seconds(c)[0] for c in codecs.CODECS}, decode={c: _codec_seconds(c)[1] for c in codecs.CODECS},
-      rate=rate, memory=memory)
+      flop=more(jnp.dot, x, w) / (2.0 * x.shape[0] * w.size),
+      byte=more(lambda x: jnp.maximum(x, 0) * 2, long) / (2 * long.nbytes),
+      row=more(lambda t, i: t[i], table, ids) / (ids.size * table.shape[1]), call=call,
+      encode={c: s[0] for c, s in codec.items()}, decode={c: s[1] for c, s in codec.items()}, rate=rate, memory=memory)
   if path is not None:
     save(machine, path)
   return machine

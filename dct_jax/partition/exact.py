@@ -104,5 +104,7 @@ class _Problem:
       self.rows.append((used | {self.top: -1.0}, -np.inf, 0))
     if np.isfinite(e.machine.memory):
       held = {self.place(b, n): e.weights[b] + times * e.activations[b] for b in range(self.blocks)}
-      held |= {get(k, n): e.bytes[k] for k in many} | {go(k, n): e.bytes[k] for k in many}
+      held |= {go(k, n): e.bytes[k] for k in many}
+      held |= {go(k, m): e.bytes[k] for k in many for m in range(1, self.nodes)} if not n else {
+          get(k, n): e.bytes[k] for k in many}
       self.rows.append((held, -np.inf, e.machine.memory))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from typing import Any
 
 import numpy as np
 
 from dct_jax.partition import codecs
 from dct_jax.partition.blocks import Blocks
 from dct_jax.partition.costs import Machine
-from dct_jax.partition.graph import BACKWARD, FORWARD, Graph, nbytes
+from dct_jax.partition.graph import BACKWARD, BATCH, FORWARD, Graph, nbytes
 from dct_jax.partition.placement import TRAINER, Nodes, Placement
+from dct_jax.partition.programs import wanted
 
 RESOURCES = ('processor', 'in', 'out')
 
@@ -83,59 +84,44 @@ class Estimate:
     self._edges()
 
   def _edges(self):
-    """Values that are made in one block and read in another one. Batches are the trainer's (block -1)."""
-    graph = self.blocks.graph
-    makers: list[int] = []
-    pairs: list[tuple[int, int]] = []
-    values: list[int] = []
-    for v in sorted({*self._made(), *(s.value for s in graph.slots)}):
-      home = self._home(v)
-      readers = self._readers(v) - {home}
-      if home is None or not readers:
-        continue
-      pairs += [(len(values), b) for b in sorted(readers)]
-      makers.append(home)
-      values.append(v)
-    codec = [self.codec.of(graph, v) for v in values]
-    raw = np.array([nbytes(graph.avals[v]) for v in values], float)
-    self.values, self.makers = values, np.array(makers, int)
-    self.bytes = np.array([codecs.encoded_bytes(graph.avals[v], c) for v, c in zip(values, codec, strict=True)], float)
-    self.encode = raw * np.array([self.machine.encode[c] for c in codec])
-    self.decode = raw * np.array([self.machine.decode[c] for c in codec])
-    self.pairs = np.array(pairs, int).reshape(-1, 2)
+    """Values that are made in one block and read in others. Batches are the trainer's (block -1).
 
-  def _made(self):
-    return (v for op in self.blocks.graph.operators for v in op.outputs)
+    What has the same maker, readers and phase is one edge, which `values` has the first value of.
+    """
+    graph = self.blocks.graph
+    edges: dict[Any, list[int]] = {}
+    for v, blocks in sorted(self._readers().items()):
+      home = self._home(v)
+      if home is not None and blocks - {home}:
+        maker = graph.producer.get(v)
+        phase = None if maker is None else graph.operators[maker].phase
+        edges.setdefault((home, tuple(sorted(blocks - {home})), phase), []).append(v)
+    self.values, self.makers = [v[0] for v in edges.values()], np.array([home for home, _, _ in edges], int)
+    self.pairs = np.array([(k, b) for k, (_, readers, _) in enumerate(edges) for b in readers], int).reshape(-1, 2)
+    total = lambda cost: np.array([sum(cost(v, self.codec.of(graph, v)) for v in vs) for vs in edges.values()], float)
+    raw = lambda v: nbytes(graph.avals[v])
+    self.bytes = total(lambda v, codec: codecs.encoded_bytes(graph.avals[v], codec))
+    self.encode = total(lambda v, codec: raw(v) * self.machine.encode[codec])
+    self.decode = total(lambda v, codec: raw(v) * self.machine.decode[codec])
 
   def _home(self, v):
+    """The block that makes or keeps a value, or None for what every node makes or keeps for itself."""
     graph = self.blocks.graph
+    if v in graph.constants:
+      return None
     if v in graph.slot_of:
       slot = graph.slot_of[v]
-      return self.blocks.of_slot.get(slot, -1 if graph.slots[slot].kind == 'batch' else None)
+      return self.blocks.of_slot.get(slot, -1 if graph.slots[slot].kind == BATCH else None)
     return self.blocks.of_operator.get(graph.producer[v])
 
-  def _readers(self, v) -> set[int]:
-    """Blocks that read a value, themselves or through what is computed anywhere."""
-    graph, of = self.blocks.graph, self.blocks.of_operator
-    found = set()
-    for i in graph.consumers.get(v, ()):
-      found |= {of[i]} if i in of else set().union(*(self._readers(o) for o in graph.operators[i].outputs))
-    for out in self._ends.get(v, ()):
-      slot = graph.outputs[out].slot
-      found.add(-1 if slot is None else self.blocks.of_slot.get(slot, -1))
-    return found
-
-  @functools.cached_property
-  def _ends(self):
-    ends: dict[int, list[int]] = {}
-    for number, out in enumerate(self.blocks.graph.outputs):
-      if isinstance(out.source, int) and out.slot not in self._copied:
-        ends.setdefault(out.source, []).append(number)
-    return ends
-
-  @functools.cached_property
-  def _copied(self):
-    return {i for i, s in enumerate(self.blocks.graph.slots) if i not in self.blocks.of_slot and s.kind != 'batch'}
+  def _readers(self) -> dict[int, set[int]]:
+    """Value -> blocks that read it, themselves or through what is computed anywhere."""
+    graph, of = self.blocks.graph, self.blocks
+    name = lambda b: None if b is None else str(b)
+    slots = (TRAINER if s.kind == BATCH else name(of.of_slot.get(i)) for i, s in enumerate(graph.slots))
+    operators = (name(of.of_operator.get(i)) for i in range(len(graph.operators)))
+    apart = Placement((TRAINER, *map(str, range(len(of.blocks)))), tuple(operators), tuple(slots))
+    return {v: {-1 if n == TRAINER else int(n) for n in nodes} for v, nodes in wanted(graph, apart).items()}
 
   def load(self, at: np.ndarray) -> Load:
     """Of a placement: the number of a node for each block."""
@@ -160,7 +146,7 @@ class Estimate:
     seconds = np.stack([processor, into / self.machine.rate, out / self.machine.rate], 1)
     seconds[1:] *= self.nodes.trainers  # a server works for all trainers
     held = np.bincount(at[:-1], self.weights, count) + self.nodes_memory(at[:-1], count)
-    return Load(seconds, held + self.bytes @ (arrives | leaves), float(into.sum()))
+    return Load(seconds, held + self.bytes @ (arrives | made & away[:, None]), float(into.sum()))
 
   def nodes_memory(self, at: np.ndarray, count: int) -> np.ndarray:
     """Bytes of activations: of all trainers on a server."""
@@ -172,5 +158,5 @@ class Estimate:
     """Of every operator and slot."""
     names, of, graph = self.nodes.names, self.blocks, self.blocks.graph
     node = lambda b: None if b is None else names[int(at[b])]
-    slots = tuple(TRAINER if s.kind == 'batch' else node(of.of_slot.get(i)) for i, s in enumerate(graph.slots))
+    slots = tuple(TRAINER if s.kind == BATCH else node(of.of_slot.get(i)) for i, s in enumerate(graph.slots))
     return Placement(names, tuple(node(of.of_operator.get(i)) for i in range(len(graph.operators))), slots)

@@ -77,7 +77,7 @@ class _Schedule:
 
   def __init__(self, graph: Graph, placement: Placement):
     self.graph, self.placement = graph, placement
-    self.wanted = _wanted(graph, placement)
+    self.wanted = wanted(graph, placement)
     self.where = [_nodes_of(graph, placement, self.wanted, i) for i in range(len(graph.operators))]
     self.round: dict[tuple[int, str], int] = {}
     self.have: dict[tuple[int, str], int] = {}
@@ -147,23 +147,41 @@ def _ends(graph, placement, wanted, number) -> tuple[str, ...]:
   home = placement.slots[slot]
   if home is not None:
     return (home,)
-  value = graph.slots[slot].value
-  return tuple(n for n in placement.nodes if n in wanted.get(value, ())) or (TRAINER,)
+  return tuple(n for n in placement.nodes if n in wanted[graph.slots[slot].value])
 
 
-def _wanted(graph: Graph, placement: Placement) -> dict[int, set[str]]:
-  """Value -> nodes that read it. Operators that run anywhere run where their outputs are read."""
-  wanted: dict[int, set[str]] = {}
-  for _ in range(2):  # the second time with all readers of slots that every node has a copy of
-    for number, out in enumerate(graph.outputs):
-      if isinstance(out.source, int):
-        wanted.setdefault(out.source, set()).update(_ends(graph, placement, wanted, number))
+def wanted(graph: Graph, placement: Placement) -> dict[int, set[str]]:
+  """Value -> nodes that read it. Operators that run anywhere run where their outputs are read.
+
+  Slots that every node may have a copy of are kept by nodes that read them, or by the trainer if none does.
+  """
+  found: dict[int, set[str]] = {}
+  copies = []
+  for out in graph.outputs:
+    if isinstance(out.source, int):
+      home = TRAINER if out.slot is None else placement.slots[out.slot]
+      found.setdefault(out.source, set()).update(() if home is None else (home,))
+      if home is None:
+        copies.append((graph.slots[out.slot].value, out.source))
+  _spread(graph, placement, copies, found)
+  for value, _ in copies:
+    if not found.get(value):
+      found[value] = {TRAINER}
+  _spread(graph, placement, copies, found)
+  return found
+
+
+def _spread(graph: Graph, placement: Placement, copies: list[tuple[int, int]], found: dict[int, set[str]]) -> None:
+  """Whoever reads what an operator makes reads what it is made of; likewise for what a copy will be."""
+  before = -1
+  while before < (before := sum(map(len, found.values()))):
+    for value, source in copies:
+      found[source] |= found.get(value, set())
     for i in reversed(range(len(graph.operators))):
       op, node = graph.operators[i], placement.operators[i]
-      nodes = {node} if node is not None else set().union(*(wanted.get(v, ()) for v in op.outputs))
+      nodes = {node} if node is not None else set().union(*(found.get(v, ()) for v in op.outputs))
       for v in op.reads:
-        wanted.setdefault(v, set()).update(nodes)
-  return wanted
+        found.setdefault(v, set()).update(nodes)
 
 
 def _nodes_of(graph, placement, wanted, i) -> tuple[str, ...]:

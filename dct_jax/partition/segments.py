@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 from dct_jax.partition.graph import Graph, Operator
 
+JAXPRS = (core.ClosedJaxpr, core.Jaxpr)
 CACHED = 4096  # functions that are remembered
 _functions: collections.OrderedDict[Any, Callable] = collections.OrderedDict()
 
@@ -86,7 +88,7 @@ def _key(operators, inputs, outputs):
   number = {v: i for i, v in enumerate(inputs)}
   rows = []
   for op in operators:
-    given = tuple((str(x.aval), repr(x.val)) if isinstance(x, core.Literal) else number[x] for x in op.inputs)
+    given = tuple(_literal(x) if isinstance(x, core.Literal) else number[x] for x in op.inputs)
     for v in op.outputs:
       number[v] = len(number)
     rows.append((op.kind, tuple((k, _token(v)) for k, v in sorted(op.equation.params.items())), given,
@@ -96,10 +98,25 @@ def _key(operators, inputs, outputs):
   return tuple(rows), tuple(shapes[v] for v in inputs), tuple(number[v] for v in outputs)
 
 
+def _literal(x: core.Literal) -> Any:
+  return str(x.aval), np.asarray(x.val).tobytes()
+
+
 def _token(x: Any) -> Any:
   """Something that is equal for equal parameters of operators."""
   if isinstance(x, core.ClosedJaxpr):
-    return str(x.jaxpr), tuple(id(c) for c in x.consts)
-  if callable(x) and not isinstance(x, type):
-    return id(x)
-  return str(x) if isinstance(x, core.Jaxpr) else repr(x)
+    return _token(x.jaxpr), tuple(id(c) for c in x.consts)
+  if isinstance(x, core.Jaxpr):
+    return str(x), tuple(_unseen(x))
+  if isinstance(x, (tuple, list)):
+    return tuple(map(_token, x))
+  return id(x) if callable(x) and not isinstance(x, type) else repr(x)
+
+
+def _unseen(jaxpr: core.Jaxpr) -> Iterator[Any]:
+  """What the text of a jaxpr does not tell: exact numbers, and constants that calls inside of it hold."""
+  for equation in jaxpr.eqns:
+    yield from (_literal(x) for x in equation.invars if isinstance(x, core.Literal))
+    for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: isinstance(x, JAXPRS)):
+      if isinstance(inner, JAXPRS):
+        yield _token(inner)

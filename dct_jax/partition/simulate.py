@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from dct_jax.partition import codecs
 from dct_jax.partition.graph import Graph
@@ -35,7 +36,8 @@ def simulate(graph: Graph, programs: dict[str, Program], *arguments: Any) -> Any
     for peer in step.sends:
       mail[name, peer, when + 1] = nodes[name].send(step, peer)
   assert not mail, f'messages that nobody has taken: {list(mail)}'
-  results = {i: o.source.val for i, o in enumerate(graph.outputs) if not isinstance(o.source, int)}
+  results = {i: jnp.asarray(o.source.val, o.source.aval.dtype) for i, o in enumerate(graph.outputs)
+             if not isinstance(o.source, int)}
   for name in nodes:
     results |= nodes[name].results()
   out = [results[i] for i in range(len(graph.outputs))]

@@ -49,18 +49,25 @@ def refuse(equation: core.JaxprEqn, name: str) -> None:
   if equation.effects:
     raise ValueError(f'{kind}{where} has an effect ({", ".join(sorted(map(str, equation.effects)))}): a program with '
                      'effects cannot be cut, take it out of the loss')
-  if 'axis_name' in equation.params or _named(equation.params.get('axes')):
-    raise ValueError(f'{kind}{where} is an exchange between devices of a mesh: a plan has nodes instead')
-  if kind in LOOPS and any(map(_holds_tag, _inner(equation))):
+  exchange = _exchange(equation)
+  if exchange:
+    raise ValueError(f'{exchange}{where} is an exchange between devices of a mesh: a plan has nodes instead')
+  if kind in LOOPS and any(map(_holds_tag, inner(equation))):
     raise ValueError(f'a tag inside {kind}{where}: a loop or a branch is one operator and runs on one node; tag what '
                      'goes into it or comes out of it')
 
 
-def _named(axes) -> bool:
-  return isinstance(axes, (tuple, list)) and any(isinstance(a, str) for a in axes)
+def _exchange(equation) -> str | None:
+  """The name of what needs a mesh: an exchange, here or deeper down, or else the map over devices itself."""
+  axes = equation.params.get('axes')
+  named = isinstance(axes, (tuple, list)) and any(isinstance(a, str) for a in axes)
+  if named or 'axis_name' in equation.params:
+    return equation.primitive.name
+  deeper = (_exchange(e) for jaxpr in inner(equation) for e in jaxpr.eqns)
+  return next(filter(None, deeper), 'shard_map' if equation.primitive.name == 'shard_map' else None)
 
 
-def _inner(equation) -> list[Any]:
+def inner(equation) -> list[Any]:
   """Jaxprs among the parameters of an equation."""
   is_jaxpr = lambda x: hasattr(x, 'eqns') or hasattr(x, 'jaxpr')
   leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=is_jaxpr)
@@ -68,7 +75,7 @@ def _inner(equation) -> list[Any]:
 
 
 def _holds_tag(jaxpr) -> bool:
-  return any(e.primitive is _tag or any(map(_holds_tag, _inner(e))) for e in jaxpr.eqns)
+  return any(e.primitive is _tag or any(map(_holds_tag, inner(e))) for e in jaxpr.eqns)
 
 
 def settle(slots: Sequence[Slot], operators: Sequence[Operator]) -> tuple[list[Slot], list[Operator], dict[int, int]]:
@@ -80,21 +87,29 @@ def settle(slots: Sequence[Slot], operators: Sequence[Operator]) -> tuple[list[S
   same: dict[int, int] = {}
   seen = lambda x: same.get(x, x) if isinstance(x, int) else x
   makes: dict[int, str] = {}  # value -> the node of whatever makes it
-  takes: dict[int, str] = {}  # value -> the node of whatever takes it, for gradients
+  takes: dict[int, str] = {}  # what a marker of a gradient has made -> the node of whatever reads that
   kept = []
   for op in operators:
     inputs = tuple(seen(x) for x in op.inputs)
+    wants = [takes[x] for x in op.inputs if isinstance(x, int) and x in takes]
     if op.equation.primitive is not _tag:
-      kept.append(dataclasses.replace(op, inputs=inputs))
+      kept.append(dataclasses.replace(op, inputs=inputs, tag=wants[0] if wants else None))
       continue
     node, back = op.equation.params['node'], op.equation.params['back']
-    if isinstance(inputs[0], int):
-      (takes if back else makes)[inputs[0]] = node
-      same[op.outputs[0]] = inputs[0]
-    else:  # a marker of a literal: a gradient that is known
+    if not isinstance(inputs[0], int):  # a marker of a literal: a gradient that is known
       kept.append(dataclasses.replace(op, inputs=inputs, tag=node))
+      continue
+    same[op.outputs[0]] = inputs[0]
+    # Values that are added have one gradient, so what counts is who reads it through this marker.
+    if wants or (back and node):
+      takes[op.outputs[0]] = node if back and node else wants[0]
+    if node and not back and makes.setdefault(inputs[0], node) != node:
+      raise ValueError(f'a value{f" in {op.name!r}" if op.name else ""} has tags for {makes[inputs[0]]} and {node}')
+
   def tagged(op):
-    found = [makes[v] for v in op.outputs if v in makes] or [takes[v] for v in op.reads if v in takes]
+    found = [makes[v] for v in op.outputs if v in makes]
+    if len(set(found)) > 1:
+      raise ValueError(f'{op.kind} in {op.name!r} is one operator, but has tags for {" and ".join(sorted(set(found)))}')
     return dataclasses.replace(op, tag=found[0]) if found else op
 
   return ([dataclasses.replace(s, tag=makes.get(s.value)) for s in slots], [tagged(op) for op in kept], same)
