@@ -87,7 +87,7 @@ class _Schedule:
         self.round[i, node] = max((self.at(v, node) for v in op.reads), default=0)
         self.have.update(((v, node), self.round[i, node]) for v in op.outputs)
     self.results = list(self._results())
-    self._delay_what_is_made_anywhere()
+    self._delay()
     busy = {n for nodes in self.where for n in nodes} | {n for n, _, _ in self.results}
     busy |= {n for _, a, b in self.moves for n in (a, b)} | {TRAINER}
     self.nodes = [n for n in placement.nodes if n in busy]
@@ -125,18 +125,32 @@ class _Schedule:
           self.at(out.source, node)
           yield node, number, out.source
 
-  def _delay_what_is_made_anywhere(self) -> None:
-    """Copies of cheap operators run in the round of their first reader, not in a segment of their own."""
-    leaves = {(v, a): r for (v, a, _), r in self.moves.items()}
+  def _delay(self) -> None:
+    """What needs nothing from other nodes runs in the round of its first reader, not in a segment of its own.
+
+    Otherwise a node would begin with the reshaped biases of all of its layers, and no two nodes would be alike.
+    """
+    leaves = {(v, a) for v, a, _ in self.moves}
+    early = self._early()
     for i in reversed(range(len(self.graph.operators))):
-      if self.placement.operators[i] is not None:
-        continue
       for node in self.where[i]:
         outputs = self.graph.operators[i].outputs
         readers = [self.round[j, node] for v in outputs for j in self.graph.consumers.get(v, ())
                    if (j, node) in self.round]
-        if readers and not any((v, node) in leaves for v in outputs):
+        if readers and (i, node) in early and not any((v, node) in leaves for v in outputs):
           self.round[i, node] = min(readers)
+
+  def _early(self) -> set[tuple[int, str]]:
+    """(operator, node) of copies of cheap operators, and of those that read slots of their node and nothing else."""
+    graph, found = self.graph, set()
+    known = {(s.value, n) for k, s in enumerate(graph.slots) for n in self.placement.nodes
+             if self.placement.slots[k] in (n, None)}
+    for i, op in enumerate(graph.operators):
+      for node in self.where[i]:
+        if self.placement.operators[i] is None or all(v in graph.constants or (v, node) in known for v in op.reads):
+          found.add((i, node))
+          known.update((v, node) for v in op.outputs)
+    return found
 
 
 def _ends(graph, placement, wanted, number) -> tuple[str, ...]:
