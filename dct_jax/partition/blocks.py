@@ -27,6 +27,7 @@ ELEMENTWISE = {'add', 'add_any', 'sub', 'mul', 'div', 'neg', 'max', 'min', 'exp'
                'stop_gradient'}
 GRADIENTS = VIEWS | ELEMENTWISE | PRODUCTS | {'reduce_sum', 'scatter-add', 'scatter_add', 'pad', 'dynamic_update_slice'}
 METHOD = re.compile(r'\.\w+(?=/)')  # flax writes layer.front for a method of it that is not __call__
+LESSENS = {'add_any', 'slice', 'split'}  # they make less than they read, which is better sent afterwards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +178,10 @@ class _Owners:
     if op.phase != BACKWARD or op.kind not in GRADIENTS:
       return None
     reached = frozenset().union(*(self._reach.get(v, frozenset()) for v in op.outputs))
-    return next(iter(reached)) if len(reached) == 1 else None
+    makers = {self.operator.get(self.graph.producer.get(v, -1)) for v in op.reads}
+    if len(reached) != 1 or (op.kind in LESSENS and makers != reached):
+      return None
+    return next(iter(reached))
 
   def _by_neighbours(self, i, op):
     """It is elementwise, and all that it reads comes from one module; or, going back, it reads what one has kept."""

@@ -21,6 +21,7 @@ from dct_jax.partition import tags
 
 CALLS = {'jit': 'jaxpr', 'closed_call': 'call_jaxpr', 'core_call': 'call_jaxpr', 'remat2': 'jaxpr',
          'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
+PLAIN_CALLS = {kind: CALLS[kind] for kind in ('jit', 'closed_call', 'core_call')}  # without rules for gradients
 FORWARD, BACKWARD, UPDATE = 'forward', 'backward', 'update'
 PARAMETER, OPTIMIZER, BATCH = 'parameter', 'optimizer', 'batch'
 LOSS, AUX = 'loss', 'aux'
@@ -142,7 +143,6 @@ def train_net(loss: Callable, optimizer: optax.GradientTransformation, params: A
   Raises:
     ValueError: for a function with effects, a tag inside a loop, or an exchange between devices.
   """
-  shapes = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.numpy.result_type(x)), tree)
   params, batch = shapes(params), shapes(batch)
   state = jax.eval_shape(optimizer.init, params)
   gradient = jax.value_and_grad(loss, has_aux=has_aux)
@@ -167,6 +167,22 @@ def train_net(loss: Callable, optimizer: optax.GradientTransformation, params: A
   return build.graph([*stored, *told], jax.tree.structure((params, state, *batch)), jax.tree.structure(out), gradients)
 
 
+def forward_net(function: Callable, params: Any, *batch: Any) -> Graph:
+  """The graph of a function before it is differentiated: tags, remat and functions with rules of their own stay."""
+  params, batch = shapes(params), shapes(batch)
+  build = _Builder(PLAIN_CALLS)
+  given = (*build.slots(params, PARAMETER), *build.slots(batch, BATCH))
+  traced, out = jax.make_jaxpr(function, return_shape=True)(params, *batch)
+  outputs = tuple(Output(x, AUX) for x in build.inline(traced, given, '', FORWARD))
+  return Graph(tuple(build.avals), build.constants, tuple(build.made), tuple(build.operators), outputs,
+               jax.tree.structure((params, *batch)), jax.tree.structure(out), {})
+
+
+def shapes(tree: Any) -> Any:
+  """Shapes and types of arrays."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.numpy.result_type(x)), tree)
+
+
 def trace(function: Callable, *arguments: Any) -> Graph:
   """The graph of any function, all of whose arguments are a batch."""
   build = _Builder()
@@ -179,7 +195,8 @@ def trace(function: Callable, *arguments: Any) -> Graph:
 class _Builder:
   """Numbers values while equations of several jaxprs are put in a row."""
 
-  def __init__(self):
+  def __init__(self, calls: dict[str, str] = CALLS):
+    self.calls = calls
     self.avals: list[Any] = []
     self.constants: dict[int, Any] = {}
     self.made: list[Slot] = []
@@ -206,7 +223,7 @@ class _Builder:
     for equation in jaxpr.eqns:
       name = '/'.join(x for x in (prefix, str(equation.source_info.name_stack)) if x)
       given = tuple(read(x) for x in equation.invars)
-      inner = CALLS.get(equation.primitive.name)
+      inner = self.calls.get(equation.primitive.name)
       if inner:
         made = self.inline(equation.params[inner], given, name, phase)
       else:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 
-from dct_jax.partition import exact, refine, rules, simulate
+from dct_jax.partition import exact, refine, rules, simulate, split_search
+from dct_jax.partition import splits as splits_of
 from dct_jax.partition.blocks import Blocks, blocks_of
 from dct_jax.partition.costs import Machine
-from dct_jax.partition.graph import Graph, nbytes, train_net
+from dct_jax.partition.graph import Graph, nbytes, shapes, train_net
 from dct_jax.partition.loads import Codecs, Estimate, Load
 from dct_jax.partition.placement import Nodes, Placement
 from dct_jax.partition.programs import Program, transform
 
+SECONDS = 5.0  # of a search
 METHODS = ('greedy', 'rules', 'exact', 'random')
 
 
@@ -30,12 +34,14 @@ class Plan:
     at: number of a node for each block.
     moves: of the greedy refinement, with reasons.
     optimal: whether this is known to be the best placement.
+    parts: layers that are split, if any: parameters and optimizer state of the planned function are then in parts.
   """
 
   estimate: Estimate
   at: tuple[int, ...]
   moves: tuple[refine.Move, ...] = ()
   optimal: bool = False
+  parts: splits_of.Split | None = None
 
   @property
   def graph(self) -> Graph:
@@ -72,6 +78,14 @@ class Plan:
     """Calls the planned function (params, state, *batch) -> (params, state, loss), all nodes in this process."""
     return simulate.simulate(self.graph, self.programs, *arguments)
 
+  def split(self, params: Any) -> Any:
+    """Parameters, or an optimizer's state, as the planned function wants them."""
+    return self.parts.split(params) if self.parts else params
+
+  def join(self, params: Any) -> Any:
+    """Parameters, or an optimizer's state, as the user's function has them: for checkpoints and evaluation."""
+    return self.parts.join(params) if self.parts else params
+
   @property
   def idle(self) -> tuple[str, ...]:
     """Servers that have nothing to do: there are more of them than parts that can be told apart."""
@@ -79,7 +93,7 @@ class Plan:
 
 
 def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *batch: Any, nodes: Nodes,
-         has_aux: bool = False, **options: Any) -> Plan:
+         has_aux: bool = False, splits: splits_of.Choice | str | None = None, **options: Any) -> Plan:
   """Plans the training of a loss function on the nodes of a group.
 
   Args:
@@ -89,10 +103,13 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
     *batch: likewise.
     nodes: of the group.
     has_aux: whether `loss` returns more than a number.
+    splits: layers that several servers share: a dict for `splits.apply`; 'auto' for those that lower the bottleneck,
+      and for tables that are too large for a node; None for none.
     **options: of `plan_graph`.
 
   Returns:
-    A plan of the function (params, state, *batch) -> (params, state, loss).
+    A plan of the function (params, state, *batch) -> (params, state, loss). If layers are split, it has the parameters
+    that `Plan.split` gives, and an optimizer's state that was made for those.
 
   Examples:
     >>> import jax.numpy as jnp, optax
@@ -103,11 +120,45 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
     ['group0', 'trainer']
     >>> params, state, value = made.simulate(params, optax.sgd(0.1).init(params), jnp.ones((16, 4)))
   """
-  return plan_graph(train_net(loss, optimizer, params, *batch, has_aux=has_aux), nodes, **options)
+  def make(choice: splits_of.Choice) -> Plan:
+    if not choice:
+      return plan_graph(train_net(loss, optimizer, params, *batch, has_aux=has_aux), nodes, **options)
+    split = splits_of.apply(loss, params, batch, choice)
+    net = train_net(split.loss, optimizer, jax.eval_shape(split.split, shapes(params)), *batch, has_aux=has_aux)
+    return dataclasses.replace(plan_graph(net, nodes, **options), parts=split)
+
+  if splits != 'auto':
+    if not (splits is None or isinstance(splits, Mapping)):
+      raise ValueError(f"splits are 'auto', a dict or None, got {splits=}")
+    return make(splits or {})
+  candidates = splits_of.find(loss, params, *batch)
+  first: splits_of.Choice = {}
+  if (options.get('machine') or Machine()).memory < math.inf:
+    net = train_net(loss, optimizer, params, *batch, has_aux=has_aux)
+    first = _sharded(make, _estimate(net, nodes, **options), candidates)
+  return split_search.best(make, candidates, nodes.group, first=first, seconds=options.get('seconds', SECONDS))
+
+
+def _sharded(make: Callable[[splits_of.Choice], Plan], estimate: Estimate,
+             candidates: Sequence[splits_of.Candidate]) -> splits_of.Choice:
+  """The fewest parts of large tables that fit; nothing if none do, so that the error speaks of the table."""
+  servers = estimate.nodes.sparse or estimate.nodes.group
+  for choice in split_search.shards(estimate, candidates, servers):
+    try:
+      make(choice)
+    except ValueError:
+      continue
+    return choice
+  return {}
+
+
+def _estimate(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machine: Machine | None = None,
+              nets: int = 1, **_: Any) -> Estimate:
+  return Estimate(blocks_of(graph), nodes, machine or Machine(), codec, nets)
 
 
 def plan_graph(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machine: Machine | None = None,
-               rule: Sequence[rules.Rule] = (), method: str = 'greedy', seconds: float = 5.0, seed: int = 0,
+               rule: Sequence[rules.Rule] = (), method: str = 'greedy', seconds: float = SECONDS, seed: int = 0,
                nets: int = 1) -> Plan:
   """Places a program that has been traced.
 
@@ -127,9 +178,8 @@ def plan_graph(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machi
   """
   if method not in METHODS:
     raise ValueError(f'a plan is made by one of {METHODS}, got {method=}')
-  blocks = blocks_of(graph)
-  may = rules.allowed(blocks, nodes, (rules.by_tag, *rule, *rules.RULES))
-  estimate = Estimate(blocks, nodes, machine or Machine(), codec, nets)
+  estimate = _estimate(graph, nodes, codec=codec, machine=machine, nets=nets)
+  may = rules.allowed(estimate.blocks, nodes, (rules.by_tag, *rule, *rules.RULES))
   _check_blocks(estimate)
   at, optimal = rules.place(estimate, may), False
   moves: list[refine.Move] = []

@@ -75,9 +75,13 @@ def function_of(operators: Sequence[Operator], inputs: Sequence[int], outputs: S
 
 
 def bind(op: Operator, known: dict[int, Any]) -> Sequence[Any]:
-  """Runs one operator."""
+  """Runs one operator on values that are known by their numbers."""
+  return bind_to(op, [x.val if isinstance(x, core.Literal) else known[x] for x in op.inputs])
+
+
+def bind_to(op: Operator, given: Sequence[Any]) -> Sequence[Any]:
+  """Runs one operator on other arrays."""
   equation = op.equation
-  given = [x.val if isinstance(x, core.Literal) else known[x] for x in op.inputs]
   params = equation.primitive.get_bind_params(equation.params)
   functions, params = params if isinstance(params, tuple) else ((), params)  # older JAX has functions apart
   made = equation.primitive.bind(*functions, *given, **params)

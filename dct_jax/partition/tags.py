@@ -43,6 +43,11 @@ def on(x: Any, node: str) -> Any:
   return jax.tree.map(lambda leaf: _tag.bind(leaf, node=node, back=False), x)
 
 
+def seam(x: jax.Array) -> jax.Array:
+  """The identity. What adds up gradients behind it has the name of the scope that it is in, and no tag."""
+  return _tag.bind(x, node=None, back=False)
+
+
 def refuse(equation: core.JaxprEqn, name: str) -> None:
   """Raises for what cannot be cut."""
   kind, where = equation.primitive.name, f' in {name!r}' if name else ''
