@@ -4,6 +4,7 @@
 engines execute. `plan.simulate` executes it in this process; `plan.programs` has what each node does.
 """
 
+from dct_jax.partition import splits
 from dct_jax.partition.costs import Machine, calibrate
 from dct_jax.partition.graph import train_net
 from dct_jax.partition.loads import Codecs
@@ -12,4 +13,5 @@ from dct_jax.partition.plan import Plan, plan, plan_graph
 from dct_jax.partition.rules import named
 from dct_jax.partition.tags import on
 
-__all__ = ['Codecs', 'Machine', 'Nodes', 'Plan', 'calibrate', 'named', 'on', 'plan', 'plan_graph', 'train_net']
+__all__ = ['Codecs', 'Machine', 'Nodes', 'Plan', 'calibrate', 'named', 'on', 'plan', 'plan_graph', 'splits',
+           'train_net']

@@ -27,7 +27,7 @@ ELEMENTWISE = {'add', 'add_any', 'sub', 'mul', 'div', 'neg', 'max', 'min', 'exp'
                'stop_gradient'}
 GRADIENTS = VIEWS | ELEMENTWISE | PRODUCTS | {'reduce_sum', 'scatter-add', 'scatter_add', 'pad', 'dynamic_update_slice'}
 METHOD = re.compile(r'\.\w+(?=/)')  # flax writes layer.front for a method of it that is not __call__
-LESSENS = {'add_any', 'slice', 'split'}  # they make less than they read, which is better sent afterwards
+LESSENS = {'add_any', 'slice'}  # they make less than they read, which is better sent afterwards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ def modules_of(graph: Graph) -> dict[str, list[int]]:
   found: dict[str, list[int]] = {}
   for i, slot in enumerate(graph.slots):
     if slot.kind == PARAMETER:
-      path = slot.path.removeprefix('0/').removeprefix('params/')
+      path = slot.path.removeprefix('params/')
       found.setdefault(path.rpartition('/')[0] or path, []).append(i)
   return found
 

@@ -101,7 +101,7 @@ def layers_of(graph: Graph) -> Layers:
 
 def path_of(graph: Graph, slot: int) -> str:
   """A parameter's path, as in names of modules."""
-  return graph.slots[slot].path.removeprefix('0/').removeprefix('params/')
+  return graph.slots[slot].path.removeprefix('params/')
 
 
 def _names(graph: Graph, slots: list[int]) -> dict[int, str]:

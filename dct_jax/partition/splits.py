@@ -186,10 +186,10 @@ def _pieces(graph: Graph, layers: Layers, choice: Choice, keys: Sequence[Key]) -
       add(fc, fc.inputs if kind == HORIZONTAL else fc.outputs, sizes, home, '')
       continue
     behind = layers.fcs[layers.between[name][0]]
-    second = _home(keys[behind.kernel], behind.name)[-1]
-    both = (*home[:-1], f'{home[-1]}+{second}')  # one module, so that nothing is sent between the two
-    add(fc, fc.outputs, sizes, both, f'{home[-1]}.')
-    add(behind, behind.inputs, sizes, both, f'{second}.')
+    above, one, two = _apart(home, _home(keys[behind.kernel], behind.name))
+    both = (*above, f'{one}+{two}')  # one module, so that nothing is sent between the two
+    add(fc, fc.outputs, sizes, both, f'{one}.')
+    add(behind, behind.inputs, sizes, both, f'{two}.')
   return found
 
 
@@ -204,10 +204,20 @@ def _home(key: Key, layer: str) -> Key:
   return key[:-1] if module and module == layer else key
 
 
+def _apart(one: Key, two: Key) -> tuple[Key, str, str]:
+  """What two paths have in common, and the rest of each."""
+  common = 0
+  while common < min(len(one), len(two)) - 1 and one[common] == two[common]:
+    common += 1
+  return one[:common], '.'.join(one[common:]), '.'.join(two[common:])
+
+
 def _check_names(keys: Sequence[Key], pieces: dict[int, Piece]) -> None:
   stay = [k for i, k in enumerate(keys) if i not in pieces]
   new = {k[:-1] for piece in pieces.values() for k in piece.keys}
   taken = sorted('/'.join(k[:n]) for k in stay for n in range(len(k) + 1) if k[:n] in new)
+  every = [k for piece in pieces.values() for k in piece.keys]
+  taken += sorted({'/'.join(k) for k in every if every.count(k) > 1})
   if taken:
     raise ValueError(f'parts would have names that are taken: {", ".join(taken)}')
 
@@ -289,14 +299,21 @@ def _get(tree, key):
 
 
 def _each(tree: Any, like: Any, change: Callable) -> Any:
-  """Changes all subtrees that have the structure and the shapes of `like`."""
+  """Changes all subtrees that have the structure and the shapes of `like`; numbers beside them stay."""
   structure: Any = jax.tree.structure(like)
   wanted = [x.shape for x in jax.tree.leaves(like)]
 
   def alike(x):
     return structure == jax.tree.structure(x) and [jnp.shape(leaf) for leaf in jax.tree.leaves(x)] == wanted
 
-  return jax.tree.map(lambda x: change(x) if alike(x) else x, tree, is_leaf=alike)
+  def changed(x):
+    if alike(x):
+      return change(x)
+    if jnp.ndim(x):
+      raise ValueError(f'an array of shape {jnp.shape(x)} belongs to no tree with the shapes of these parameters')
+    return x
+
+  return jax.tree.map(changed, tree, is_leaf=alike)
 
 
 def _rewritten(split: Split, params: Any, *batch: Any) -> Any:

@@ -1,5 +1,7 @@
 """Layers in parts: the same loss, gradients and updates, and what is sent."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -23,18 +25,21 @@ def normal(seed, *shape):
   return jax.random.normal(jax.random.key(seed), shape)
 
 
-def dlrm(bottom=(30, 18, 8), top=(25, 14, 1), batch=6):
+@functools.cache
+def dlrm(bottom=(30, 18, 8), top=(25, 14, 1), batch=6, fields=3):
   model = Dlrm(bottom, top)
-  data = normal(1, batch, 13), normal(2, batch, 3, bottom[-1]), jnp.arange(batch) % 2.0
+  data = normal(1, batch, 13), normal(2, batch, fields, bottom[-1]), jnp.arange(batch) % 2.0
   loss = lambda p, x, rows, y: optax.sigmoid_binary_cross_entropy(model.apply(p, x, rows), y).mean()
-  return loss, model.init(jax.random.key(0), *data[:2]), data
+  return loss, jax.jit(model.init)(jax.random.key(0), *data[:2]), data
 
 
+@functools.cache
 def mlp():
   model, data = Mlp((11, 7), 3), (normal(1, 5, 4),)
-  return lambda p, x: jnp.mean(model.apply(p, x) ** 2), model.init(jax.random.key(0), *data), data
+  return lambda p, x: jnp.mean(model.apply(p, x) ** 2), jax.jit(model.init)(jax.random.key(0), *data), data
 
 
+@functools.cache
 def plain():
   """No names at all, parameters in a list, gelu, and a bias of another shape."""
   params = [{'w': normal(1, 4, 9), 'b': normal(2, 1, 9)}, {'w': normal(3, 5, 9), 'b': normal(4, 5)}]
@@ -42,6 +47,7 @@ def plain():
   return loss, params, (normal(5, 6, 4),)
 
 
+@functools.cache
 def transformer():
   layer = Layer(8, 15, 2, dropout=0.25, norm='pre')
 
@@ -52,7 +58,8 @@ def transformer():
   mask = jnp.ones((1, 1, 3, 3), bool)
   run = lambda p, x, key: layer.apply(p, x, mask, method=call, rngs={'dropout': key})
   data = normal(1, 2, 3, 8), jax.random.key(7)
-  params = layer.init({'params': jax.random.key(0), 'dropout': jax.random.key(1)}, data[0], mask, method=call)
+  init = jax.jit(functools.partial(layer.init, method=call))
+  params = init({'params': jax.random.key(0), 'dropout': jax.random.key(1)}, data[0], mask)
   return lambda p, x, key: jnp.mean(run(p, x, key) ** 2), params, data
 
 
@@ -63,8 +70,9 @@ CASES = {
     'mlp-horizontal': (mlp, {'Dense_0': ('horizontal', 4), 'Dense_1': ('both', 6)}),
     'plain-both': (plain, {'0': ('both', 4)}),
     'plain-apart': (plain, {'0': ('vertical', 9), '1': ('horizontal', 2)}),
-    'transformer': (transformer, {'expand': ('both', 4), 'attention/query': ('vertical', 3)}),
+    'transformer': (transformer, {'expand': ('both', 4), 'attention/query_key_value': ('vertical', 3)}),
 }
+MODELS = [(dlrm, 'top1'), (transformer, 'expand'), (mlp, 'Dense_0')]
 
 
 def close(a, b, tolerance=2e-5):
@@ -74,6 +82,10 @@ def close(a, b, tolerance=2e-5):
 def same_bits(a, b):
   assert jax.tree.structure(a) == jax.tree.structure(b)
   jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def gradients(loss, params, *data):
+  return jax.jit(jax.value_and_grad(loss))(params, *data)
 
 
 def trained(loss, params, data, optimizer, steps=5):
@@ -95,8 +107,8 @@ def test_same_loss_and_gradients(case):
   made = splits.apply(loss, params, data, choice)
   parts = made.split(params)
   same_bits(made.join(parts), params)
-  value, grads = jax.jit(jax.value_and_grad(loss))(params, *data)
-  split_value, split_grads = jax.jit(jax.value_and_grad(made.loss))(parts, *data)
+  value, grads = gradients(loss, params, *data)
+  split_value, split_grads = gradients(made.loss, parts, *data)
   close(split_value, value)
   close(made.join(split_grads), grads)
 
@@ -114,16 +126,14 @@ def test_same_parameters_and_state_after_updates(name):
 
 @pytest.mark.parametrize('servers', range(1, 7))
 def test_a_plan_with_splits_trains_as_the_whole_program(servers):
-  name = list(OPTIMIZERS)[servers % 3]
-  loss, params, data = [dlrm, transformer, mlp][servers % 3]()
-  layer = {'dlrm': 'top1', 'mlp': 'Dense_0', 'transformer': 'expand'}[[dlrm, transformer, mlp][servers % 3].__name__]
-  made = plan(loss, OPTIMIZERS[name], params, *data, nodes=Nodes(group=servers), splits={layer: ('both', servers)},
-              method='rules')
+  (model, layer), optimizer = MODELS[servers % 3], list(OPTIMIZERS.values())[(servers - 1) // 2]
+  loss, params, data = model()
+  made = plan(loss, optimizer, params, *data, nodes=Nodes(group=servers), splits={layer: ('both', servers)})
   parts = made.split(params)
-  state = OPTIMIZERS[name].init(parts)
+  state = optimizer.init(parts)
   for _ in range(5):
     parts, state, _ = made.simulate(parts, state, *data)
-  whole, _ = trained(loss, params, data, OPTIMIZERS[name])
+  whole, _ = trained(loss, params, data, optimizer)
   close(made.join(parts), whole, 1e-4)
 
 
@@ -140,9 +150,7 @@ def test_every_part_is_a_block():
   assert {op.phase for op in inside} == {'forward', 'backward', 'update'}
   assert {'dot_general', 'max', 'select_n'} <= {op.kind for op in inside if op.phase != UPDATE}  # with its ReLU
   # What puts parts together, and takes gradients apart, is in no part.
-  owner = blocks_of(graph).of_operator
-  kinds = {graph.operators[i].kind for i, b in owner.items() if '_' in blocks_of(graph).blocks[b].name
-           and blocks_of(graph).blocks[b].kind == 'layer' and graph.operators[i].phase != UPDATE}
+  kinds = {graph.operators[i].kind for name, b in blocks.items() if '_' in name for i in b.operators}
   assert not kinds & {'concatenate', 'split', 'add_any'}
 
 
@@ -151,11 +159,7 @@ def test_both_sends_no_hidden_activations():
   made = plan(loss, optax.sgd(0.1), params, *data, nodes=Nodes(group=3), splits={'bottom1': ('both', 3)})
   shapes = [made.graph.avals[t.value].shape for *_, t in all_transfers(made.programs)]
   assert (6, 18) in shapes and not any({10, 30} & set(shape) for shape in shapes)  # 30 hidden ones in 3 parts
-  apart = plan(loss, optax.sgd(0.1), params, *data, nodes=Nodes(group=3), method='random', seed=1,
-               splits={'bottom1': ('vertical', 3), 'bottom2': ('horizontal', 3)})
-  shapes = [made.graph.avals[t.value].shape for *_, t in all_transfers(apart.programs)]
   assert sum(nbytes(made.graph.avals[t.value]) for *_, t in all_transfers(made.programs)) == made.load.traffic
-  assert apart.load.traffic > made.load.traffic
 
 
 def test_horizontal_has_the_bias_once():
@@ -186,12 +190,12 @@ class Casts(nn.Module):
 
 def test_casts_and_masks_between_layers():
   x, mask = normal(1, 4, 5), (normal(2, 4, 10) > 0).astype(jnp.bfloat16)
-  params = Casts().init(jax.random.key(0), x, mask)
+  params = jax.jit(Casts().init)(jax.random.key(0), x, mask)
   loss = lambda p, x, mask: jnp.mean(Casts().apply(p, x, mask).astype(jnp.float32) ** 2)
   made = splits.apply(loss, params, (x, mask), {'up': ('both', 3)})
   assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(made.split(params)))
-  value, grads = jax.value_and_grad(loss)(params, x, mask)
-  split_value, split_grads = jax.value_and_grad(made.loss)(made.split(params), x, mask)
+  value, grads = gradients(loss, params, x, mask)
+  split_value, split_grads = gradients(made.loss, made.split(params), x, mask)
   close(split_value, value, 2e-2)
   close(made.join(split_grads), grads, 2e-2)
 
@@ -213,8 +217,8 @@ def test_rows_of_tables(mode):
   parts = made.split(params)
   assert [parts[f'embed_{i}']['table'].shape[0] for i in range(3)] == [4, 4, 3]
   same_bits(made.join(parts), params)
-  value, grads = jax.value_and_grad(loss)(params, ids)
-  split_value, split_grads = jax.value_and_grad(made.loss)(parts, ids)
+  value, grads = gradients(loss, params, ids)
+  split_value, split_grads = gradients(made.loss, parts, ids)
   same_bits(split_value, value)
   close(made.join(split_grads), grads)
 
@@ -265,7 +269,24 @@ def test_two_matrices_in_one_module():
   made = splits.apply(loss, params, (x,), {'ffn/up': ('both', 2)})
   parts = made.split(params)
   assert sorted(parts['ffn']) == ['scale', 'up+down_0', 'up+down_1']
-  close(made.join(jax.grad(made.loss)(parts, x)), jax.grad(loss)(params, x))
+  close(made.join(gradients(made.loss, parts, x)[1]), gradients(loss, params, x)[1])
+
+
+def test_matrices_of_the_same_name_in_two_modules():
+  params = {'a': {'fc': {'w': normal(1, 3, 8)}}, 'b': {'fc': {'w': normal(2, 8, 3)}}}
+  loss = lambda p, x: jnp.mean((jnp.tanh(x @ p['a']['fc']['w']) @ p['b']['fc']['w']) ** 2)
+  x = normal(3, 4, 3)
+  made = splits.apply(loss, params, (x,), {'a/fc': ('both', 2)})
+  assert made.parts == ('a.fc+b.fc_0', 'a.fc+b.fc_1')
+  close(made.join(gradients(made.loss, made.split(params), x)[1]), gradients(loss, params, x)[1])
+
+
+def test_what_has_other_shapes_is_refused():
+  loss, params, data = mlp()
+  made = splits.apply(loss, params, data, {'Dense_0': ('vertical', 2)})
+  for change in (made.split, made.join):
+    with pytest.raises(ValueError, match='belongs to no tree with the shapes of these parameters'):
+      change({'params': normal(1, 3, 4)})
 
 
 @pytest.mark.parametrize('choice, message', [
@@ -345,12 +366,8 @@ def test_nothing_is_split_if_it_does_not_pay():
 
 
 def test_traffic_of_dlrm_with_splits():
-  loss, params, data = dlrm(Dlrm.bottom, Dlrm.top, 128)
-  data = (data[0], jnp.zeros((128, 26, 16)), data[2])
-  shapes = jax.eval_shape(Dlrm().init, jax.random.key(0), *data[:2])
-  made = plan(loss, optax.adagrad(0.1), shapes, *data, nodes=Nodes(group=3, trainers=3), splits='auto',
-              codec=Codecs('int8', 'bfloat16'))
-  unsplit = plan(loss, optax.adagrad(0.1), shapes, *data, nodes=Nodes(group=3, trainers=3),
-                 codec=Codecs('int8', 'bfloat16'))
-  assert made.parts is not None and made.load.bottleneck < unsplit.load.bottleneck
-  assert made.load.traffic <= 0.5 * sum(4 * x.size for x in jax.tree.leaves(shapes))
+  loss, params, data = dlrm(Dlrm.bottom, Dlrm.top, 128, 26)
+  made, whole = (plan(loss, optax.adagrad(0.1), params, *data, nodes=Nodes(group=3, trainers=3), splits=splits,
+                      codec=Codecs('int8', 'bfloat16'), seconds=60.0) for splits in ('auto', None))
+  assert made.parts is not None and made.load.bottleneck < whole.load.bottleneck
+  assert made.load.traffic <= 0.5 * sum(x.nbytes for x in jax.tree.leaves(params))
