@@ -154,6 +154,14 @@ def test_every_part_is_a_block():
   assert not kinds & {'concatenate', 'split', 'add_any'}
 
 
+def test_the_layer_before_gets_one_gradient():
+  loss, params, data = mlp()
+  made = splits.apply(loss, params, data, {'Dense_1': ('both', 3)})
+  graph = train_net(made.loss, optax.sgd(0.1), made.split(params), *data)
+  before = next(b for b in blocks_of(graph).blocks if b.name == 'Dense_0')
+  assert 'add_any' not in {graph.operators[i].kind for i in before.operators}  # or it would be sent all three
+
+
 def test_both_sends_no_hidden_activations():
   loss, params, data = dlrm()
   made = plan(loss, optax.sgd(0.1), params, *data, nodes=Nodes(group=3), splits={'bottom1': ('both', 3)})
