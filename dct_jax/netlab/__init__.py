@@ -6,7 +6,8 @@
 
 from dct_jax.netlab.check import Check
 from dct_jax.netlab.lab import Lab, Run, end_on_sigterm
-from dct_jax.netlab.namespaces import Counters, Link, bits_per_second, missing
+from dct_jax.netlab.namespaces import Counters, Link, missing
+from dct_jax.wire.units import bits_per_second
 
 __all__ = [
     'Check', 'Counters', 'Lab', 'Link', 'Run', 'bits_per_second', 'end_on_sigterm', 'missing',

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import re
 import shutil
 import socket
 import subprocess
 from typing import NamedTuple
+
+from dct_jax.wire.units import bits_per_second
 
 PREFIX = 'dctlab'
 ETC = pathlib.Path('/etc/netns')  # `ip netns exec` mounts what it finds here over /etc
@@ -135,18 +136,6 @@ def _piece(rate):
   if rate is None or bits_per_second(rate) >= FAST:
     return WHOLE
   return max(1, round(PIECE * bits_per_second(rate) / 8 / PAYLOAD))
-
-
-def bits_per_second(rate: str) -> float:
-  """A rate in tc's words as a number.
-
-  Raises:
-    ValueError: if it is not one.
-  """
-  match = re.fullmatch(r'(\d+(?:\.\d+)?)([kmgt]?)bit', rate.lower())
-  if not match:
-    raise ValueError(f"rate must look like '100mbit' or '1gbit', got {rate=}")
-  return float(match[1]) * {'': 1, 'k': 1e3, 'm': 1e6, 'g': 1e9, 't': 1e12}[match[2]]
 
 
 def _write_hosts_file(name, index):
