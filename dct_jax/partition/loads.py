@@ -73,7 +73,7 @@ class Estimate:
   """
 
   def __init__(self, blocks: Blocks, nodes: Nodes, machine: Machine, codec: Codecs | None = None, nets: int = 1):
-    self.blocks, self.nodes, self.machine, self.codec = blocks, nodes, machine, codec or Codecs()
+    self.blocks, self.nodes, self.machine, self.codec, self.nets = blocks, nodes, machine, codec or Codecs(), nets
     graph = blocks.graph
     self.seconds = np.array([sum(machine.seconds(graph, graph.operators[i]) for i in b.operators)
                              for b in blocks.blocks])
