@@ -2,6 +2,7 @@
 
 import ml_collections
 
+from dct_jax.partition import ready
 from dct_jax.train import experiment
 
 
@@ -64,3 +65,9 @@ VARIANTS = {
 
 def get_config(variant: str = 'hybrid'):
   return experiment.choose(base(), VARIANTS, variant)
+
+
+def get_net(variant: str = 'baseline', batch: int = 0):
+  """What a worker trains, for `python -m dct_jax.partition plan`; rows come with the batch."""
+  config = get_config(variant)
+  return ready.dlrm(batch=batch or config.batch // config.workers, bottom=config.bottom, top=config.top)

@@ -2,6 +2,7 @@
 
 import ml_collections
 
+from dct_jax.partition import ready
 from dct_jax.train import experiment
 
 
@@ -36,3 +37,9 @@ VARIANTS = {
 
 def get_config(variant: str = 'topk16'):
   return experiment.choose(base(), VARIANTS, variant)
+
+
+def get_net(variant: str = 'dense', batch: int = 0):
+  """What a worker trains, for `python -m dct_jax.partition plan`."""
+  config = get_config(variant)
+  return ready.mlp(batch=batch or config.batch // config.workers, layers=3, width=config.hidden)

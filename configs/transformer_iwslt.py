@@ -2,6 +2,7 @@
 
 import ml_collections
 
+from dct_jax.partition import ready
 from dct_jax.train import experiment
 
 # Where the paper cuts the model for so many workers: in the FFN of these layers, after its ReLU. It names "the
@@ -94,3 +95,14 @@ VARIANTS = {
 
 def get_config(variant: str = 'baseline'):
   return experiment.choose(base(), VARIANTS, variant)
+
+
+def get_net(variant: str = 'baseline', batch: int = 0, length: int = 32):
+  """What a worker trains, for `python -m dct_jax.partition plan`: sentences of one length."""
+  config = get_config(variant)
+  if config.model != 'transformer':
+    raise ValueError(f'there is a net of the Transformer alone, got {config.model=}')
+  return ready.transformer(
+      batch=batch or max(1, config.tokens // length // config.workers), length=length, layers=config.layers,
+      width=config.width, hidden=config.hidden, vocabulary=config.vocabulary, dropout=config.dropout,
+      share_embeddings=config.share_embeddings)
