@@ -90,6 +90,22 @@ def test_readme_program_for_slow_networks(tmp_path):
   assert losses[-1] < 0.5 * losses[0], out.getvalue()
 
 
+def test_the_guide_to_plans(tmp_path, monkeypatch, capsys):
+  """The Python blocks of docs/partition.md are one program, and its commands make a plan."""
+  from dct_jax.partition import __main__ as command
+  text = (ROOT / 'docs/partition.md').read_text()
+  monkeypatch.chdir(tmp_path)
+  names = {}
+  for block in re.findall(r'```python\n(.*?)```', text, re.S):
+    exec(block, names)
+  assert 'is the bottleneck' in capsys.readouterr().out
+  assert names['get_net']().batch[0].shape == (128, 256)
+  commands = re.findall(r'^python -m dct_jax.partition (.*)$', text, re.M)
+  assert len(commands) >= 4
+  for line in commands:
+    assert command.main(line.split()) == 0, line
+
+
 def test_plain_sums_of_the_readme_are_made():
   block = re.search(r'```python\n(import dct_jax\nfrom dct_jax import tables.*?)```', (ROOT / 'README.md').read_text(),
                     re.S).group(1)
