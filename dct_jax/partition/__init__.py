@@ -7,7 +7,7 @@ engines execute. `plan.simulate` executes it in this process; `plan.programs` ha
 """
 
 from dct_jax.partition import splits
-from dct_jax.partition.costs import Machine, calibrate
+from dct_jax.partition.costs import Machine, measure_machine
 from dct_jax.partition.graph import train_net
 from dct_jax.partition.loads import Codecs
 from dct_jax.partition.placement import Nodes
@@ -17,7 +17,7 @@ from dct_jax.partition.rules import named
 from dct_jax.partition.tags import on
 
 __all__ = [
-    'Codecs', 'Machine', 'Nodes', 'Plan', 'calibrate', 'critical_path', 'explain', 'imbalance', 'named', 'on', 'plan',
-    'plan_graph', 'train_net',
+    'Codecs', 'Machine', 'Nodes', 'Plan', 'critical_path', 'explain', 'imbalance', 'measure_machine', 'named', 'on',
+    'plan', 'plan_graph', 'train_net',
     'draw', 'files', 'ready', 'splits',  # modules
 ]

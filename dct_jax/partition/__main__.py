@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from dct_jax.partition import Codecs, Machine, Nodes, Plan, calibrate, codecs, draw, files, plan, ready, report
+from dct_jax.partition import Codecs, Machine, Nodes, Plan, codecs, draw, files, measure_machine, plan, ready, report
 from dct_jax.partition.plan import METHODS
 from dct_jax.wire.units import bits_per_second, number_of_bytes
 
@@ -99,7 +99,8 @@ def _write(made: Plan, flags) -> None:
 def _machine(flags) -> Machine:
   rate = bits_per_second(flags.rate) / 8
   memory = number_of_bytes(flags.memory) if flags.memory else math.inf
-  machine = calibrate(flags.machine, rate=rate, memory=memory) if flags.machine else Machine(rate=rate, memory=memory)
+  machine = (measure_machine(flags.machine, rate=rate, memory=memory) if flags.machine else
+             Machine(rate=rate, memory=memory))
   for codec in (flags.forward, flags.backward):
     if not (codec in machine.encode and codec in machine.decode):
       raise ValueError(f'{flags.machine} does not have the costs of {codec}')

@@ -31,7 +31,7 @@ LESSENS = {'add_any', 'slice'}  # they make less than they read, which is better
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class OperatorBlock:
   """What moves as one.
 
   Attributes:
@@ -55,7 +55,7 @@ class Blocks:
   """A graph in blocks. Operators and slots in none of them are cheap, and are wherever they are read."""
 
   graph: Graph
-  blocks: tuple[Block, ...]
+  blocks: tuple[OperatorBlock, ...]
 
   @functools.cached_property
   def of_operator(self) -> dict[int, int]:
@@ -226,14 +226,14 @@ def _reached(graph: Graph, slot_module: dict[int, str]) -> dict[int, frozenset[s
   return reach
 
 
-def _layer(graph: Graph, module: str, owners: _Owners) -> Block:
+def _layer(graph: Graph, module: str, owners: _Owners) -> OperatorBlock:
   operators = tuple(i for i in sorted(owners.operator) if owners.operator[i] == module)
   slots = tuple(i for i in sorted(owners.slot) if owners.slot[i] == module)
   uses = (graph.operators[i] for i in operators if graph.operators[i].phase != UPDATE)
   readers = {op.kind for op in uses if any(owners.view_of(v) == module for v in op.reads)}
   kind = TABLE if 'gather' in readers and not readers & PRODUCTS else LAYER
   tag = _one_tag(module, [graph.operators[i].tag for i in operators] + [graph.slots[i].tag for i in slots])
-  return Block(module, kind, operators, slots, tag, _told(graph, operators))
+  return OperatorBlock(module, kind, operators, slots, tag, _told(graph, operators))
 
 
 def _one_tag(name: str, tags: Iterable[str | None]) -> str | None:
@@ -248,7 +248,7 @@ def _told(graph: Graph, operators: Iterable[int]) -> bool:
   return any(told.intersection(graph.operators[i].outputs) for i in operators)
 
 
-def _rest(graph: Graph, owners: _Owners) -> list[Block]:
+def _rest(graph: Graph, owners: _Owners) -> list[OperatorBlock]:
   """What is in no module: operators that are connected, in the same scope and with the same tag."""
   left = [i for i in range(len(graph.operators)) if i not in owners.operator and i not in owners.anywhere]
   group = {i: i for i in left}
@@ -269,8 +269,8 @@ def _rest(graph: Graph, owners: _Owners) -> list[Block]:
   for i in left:
     found.setdefault(root(i), []).append(i)
   first = lambda m: graph.operators[m[0]]
-  blocks = [Block(first(m).name or first(m).phase, REST, tuple(m), (), first(m).tag, _told(graph, m))
+  blocks = [OperatorBlock(first(m).name or first(m).phase, REST, tuple(m), (), first(m).tag, _told(graph, m))
             for m in found.values()]
   shared = tuple(i for i, s in enumerate(graph.slots) if s.kind != BATCH and i not in owners.slot
                  and graph.avals[s.value].size > SMALL)
-  return blocks + ([Block('shared state', REST, (), shared)] if shared else [])
+  return blocks + ([OperatorBlock('shared state', REST, (), shared)] if shared else [])

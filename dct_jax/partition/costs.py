@@ -95,7 +95,8 @@ def _body(equation: Any) -> float:
   return float(equation.params.get('length', 1) * most(of)) if of else 0.0
 
 
-def calibrate(path: str | os.PathLike | None = None, *, rate: float = 1.25e9, memory: float = math.inf) -> Machine:
+def measure_machine(path: str | os.PathLike | None = None, *, rate: float = 1.25e9,
+                    memory: float = math.inf) -> Machine:
   """Measures this machine in a few seconds.
 
   Args:

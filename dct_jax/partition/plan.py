@@ -166,7 +166,7 @@ def plan_graph(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machi
     graph: from `train_net`.
     nodes: of the group.
     codec: in which codecs values travel; exactly unless given.
-    machine: what a node can do; see `calibrate`.
+    machine: what a node can do; see `measure_machine`.
     rule: rules of your own, asked before the others.
     method: 'greedy' refines what rules give; 'rules' does not; 'exact' takes long for more than 20 blocks; 'random'.
     seconds: that the search may take.

@@ -24,7 +24,7 @@ class Transfer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class RoundStep:
   """What a node does in a round: it receives, runs, and sends. Peers are names of nodes."""
 
   round: int
@@ -46,7 +46,7 @@ class Program:
 
   node: str
   slots: tuple[int, ...]
-  steps: tuple[Step, ...]
+  steps: tuple[RoundStep, ...]
   results: tuple[tuple[int, int], ...]
 
 
@@ -175,7 +175,7 @@ def wanted(graph: Graph, placement: Placement) -> dict[int, set[str]]:
     if isinstance(out.source, int):
       home = TRAINER if out.slot is None else placement.slots[out.slot]
       found.setdefault(out.source, set()).update(() if home is None else (home,))
-      if home is None:
+      if home is None and out.slot is not None:
         copies.append((graph.slots[out.slot].value, out.source))
   _spread(graph, placement, copies, found)
   for value, _ in copies:
@@ -218,7 +218,7 @@ def _program(schedule: _Schedule, node: str, codec, apart: bool) -> Program:
   leaving = [v for r, a, b, v in moves if a == node] + [v for _, v in results]
   groups = [(r, part) for r in rounds for part in _parts(graph, sorted(mine.get(r, ())), apart)]
   made = segments.cut(graph, [part for _, part in groups], leaving)
-  steps = tuple(Step(
+  steps = tuple(RoundStep(
       r, receives=_messages(((a, v) for q, a, b, v in moves if b == node and q + 1 == r), codec),
       runs=tuple(s for (q, _), s in zip(groups, made, strict=True) if q == r),
       sends=_messages(((b, v) for q, a, b, v in moves if a == node and q == r), codec)) for r in rounds)

@@ -11,7 +11,7 @@ from dct_jax.partition.files import splits_of
 from dct_jax.partition.graph import PARAMETER, nbytes
 from dct_jax.partition.loads import RESOURCES
 from dct_jax.partition.plan import Plan
-from dct_jax.partition.programs import Step, Transfer, count_segments, rounds
+from dct_jax.partition.programs import RoundStep, Transfer, count_segments, rounds
 from dct_jax.wire.units import size_text
 
 LATENCY = 1e-4  # seconds of a message, however short
@@ -148,7 +148,7 @@ class _Clock:
     self.done: dict[str, Leg] = {}  # node -> its round before
     self.lines: dict[tuple[str, str], tuple[float, Leg]] = {}  # ('in' or 'out', node) -> free again, and after what
     self.mail: dict[tuple[str, int], list[Leg]] = {}
-    steps: dict[int, list[tuple[str, Step]]] = {}
+    steps: dict[int, list[tuple[str, RoundStep]]] = {}
     for node, step in ((node, s) for node, p in plan.programs.items() for s in p.steps):
       steps.setdefault(step.round, []).append((node, step))
     for number in sorted(steps):
@@ -158,7 +158,7 @@ class _Clock:
           self._send(part, node, peer, transfers)
     self.last = max(self.done.values(), key=lambda p: p.end)
 
-  def _run(self, node: str, step: Step) -> Leg:
+  def _run(self, node: str, step: RoundStep) -> Leg:
     waits = [*self.mail.pop((node, step.round), ()), *([self.done[node]] if node in self.done else [])]
     after = max(waits, key=lambda p: p.end, default=None)
     begin = after.end if after else 0.0
@@ -175,7 +175,7 @@ class _Clock:
   def _coding(self, transfer: Transfer, rates: dict[str, float]) -> float:
     return nbytes(self.graph.avals[transfer.value]) * rates[transfer.codec]
 
-  def _mostly(self, step: Step) -> str:
+  def _mostly(self, step: RoundStep) -> str:
     """The block that takes most of a round."""
     of, spent = self.plan.blocks.of_operator, dict[str, float]()
     for i in (i for s in step.runs for i in s.operators if i in of):

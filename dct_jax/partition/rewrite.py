@@ -28,34 +28,35 @@ class Parts(NamedTuple):
   modules: list[str]
 
 
-class Step(NamedTuple):
+class Rewrite(NamedTuple):
   """What runs in place of some operators, when the last one of them would: (known, parts) -> value, array."""
 
   replaces: frozenset[int]
   run: Callable[[Known, dict[int, Parts]], tuple[int, Any]]
 
 
-def steps(graph: Graph, layers: Layers, choice: Any) -> list[Step]:
+def steps(graph: Graph, layers: Layers, choice: Any) -> list[Rewrite]:
   """One for each layer that is split; for a table one for each look-up."""
   made = []
   for name, (kind, _) in choice.items():
     if kind == 'rows':
       table = layers.tables[name]
-      made += [Step(frozenset([i, *table.views]), functools.partial(_look_up, graph, table, i)) for i in table.lookups]
+      made += [Rewrite(frozenset([i, *table.views]), functools.partial(_look_up, graph, table, i))
+               for i in table.lookups]
       continue
     fc = layers.fcs[name]
     if kind == 'vertical':
-      made.append(Step(_all(fc, fc.activation), functools.partial(_vertical, graph, fc)))
+      made.append(Rewrite(_all(fc, fc.activation), functools.partial(_vertical, graph, fc)))
     elif kind == 'horizontal':
-      made.append(Step(_all(fc), functools.partial(_horizontal, graph, fc)))
+      made.append(Rewrite(_all(fc), functools.partial(_horizontal, graph, fc)))
     else:
       behind, between = layers.between[name]
       second = layers.fcs[behind]
-      made.append(Step(_all(fc, between) | _all(second), functools.partial(_both, graph, fc, between, second)))
+      made.append(Rewrite(_all(fc, between) | _all(second), functools.partial(_both, graph, fc, between, second)))
   return made
 
 
-def run(graph: Graph, replaced: Sequence[Step], known: Known, parts: dict[int, Parts]) -> None:
+def run(graph: Graph, replaced: Sequence[Rewrite], known: Known, parts: dict[int, Parts]) -> None:
   """Runs all operators; values are put into `known`."""
   skipped = frozenset().union(*(s.replaces for s in replaced))
   at = {max(s.replaces): s for s in replaced}

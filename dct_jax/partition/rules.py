@@ -7,35 +7,36 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dct_jax.partition.blocks import LAYER, TABLE, Block, Blocks
+from dct_jax.partition.blocks import LAYER, TABLE, Blocks, OperatorBlock
 from dct_jax.partition.loads import Estimate
 from dct_jax.partition.placement import GROUP, SPARSE, TRAINER, Nodes
 
-Rule = Callable[[Block, Nodes], 'tuple[str, ...] | None']  # nodes that are allowed; None leaves it to the next rule
+# Nodes that are allowed; None leaves it to the next rule.
+Rule = Callable[[OperatorBlock, Nodes], 'tuple[str, ...] | None']
 
 
-def by_tag(block: Block, nodes: Nodes) -> tuple[str, ...] | None:
+def by_tag(block: OperatorBlock, nodes: Nodes) -> tuple[str, ...] | None:
   """What the user has tagged is there."""
   return nodes.matching(block.tag) if block.tag else None
 
 
-def tables_on_sparse_servers(block: Block, nodes: Nodes) -> tuple[str, ...] | None:
+def tables_on_sparse_servers(block: OperatorBlock, nodes: Nodes) -> tuple[str, ...] | None:
   """Look-ups and updates of rows are where the table is."""
   return nodes.of_kind(SPARSE) or None if block.kind == TABLE else None
 
 
-def layers_on_group_servers(block: Block, nodes: Nodes) -> tuple[str, ...] | None:
+def layers_on_group_servers(block: OperatorBlock, nodes: Nodes) -> tuple[str, ...] | None:
   """A group has one copy of each parameter, so that it is not on trainers."""
   return nodes.of_kind(GROUP) or None if block.kind in (LAYER, TABLE) else None
 
 
-def losses_on_trainers(block: Block, nodes: Nodes) -> tuple[str, ...] | None:
+def losses_on_trainers(block: OperatorBlock, nodes: Nodes) -> tuple[str, ...] | None:
   """The trainer has the labels, and tells the loss."""
   del nodes
   return (TRAINER,) if block.has_loss else None
 
 
-def anywhere_in_the_group(block: Block, nodes: Nodes) -> tuple[str, ...] | None:
+def anywhere_in_the_group(block: OperatorBlock, nodes: Nodes) -> tuple[str, ...] | None:
   """Whatever has no parameters may be on the trainer, where it is first, or on a group server."""
   return (TRAINER, *nodes.of_kind(GROUP)) if not block.slots else (TRAINER,)
 
@@ -46,7 +47,7 @@ RULES: tuple[Rule, ...] = (by_tag, tables_on_sparse_servers, layers_on_group_ser
 
 def named(pattern: str, tag: str) -> Rule:
   """A rule for blocks by their names, as in `named('top*', 'group0')`; put it before the others."""
-  def rule(block: Block, nodes: Nodes) -> tuple[str, ...] | None:
+  def rule(block: OperatorBlock, nodes: Nodes) -> tuple[str, ...] | None:
     return nodes.matching(tag) if fnmatch.fnmatchcase(block.name, pattern) else None
 
   return rule

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dct_jax.partition import codecs
 from dct_jax.partition.graph import Graph
-from dct_jax.partition.programs import Program, Step
+from dct_jax.partition.programs import Program, RoundStep
 
 
 def simulate(graph: Graph, programs: dict[str, Program], *arguments: Any) -> Any:
@@ -36,12 +36,16 @@ def simulate(graph: Graph, programs: dict[str, Program], *arguments: Any) -> Any
     for peer in step.sends:
       mail[name, peer, when + 1] = nodes[name].send(step, peer)
   assert not mail, f'messages that nobody has taken: {list(mail)}'
-  results = {i: jnp.asarray(o.source.val, o.source.aval.dtype) for i, o in enumerate(graph.outputs)
+  results = {i: jnp.asarray(o.source.val, _dtype(o.source)) for i, o in enumerate(graph.outputs)
              if not isinstance(o.source, int)}
   for name in nodes:
     results |= nodes[name].results()
   out = [results[i] for i in range(len(graph.outputs))]
   return jax.tree.unflatten(graph.out_tree, out)
+
+
+def _dtype(literal: Any) -> Any:
+  return literal.aval.dtype
 
 
 class Node:
@@ -53,19 +57,19 @@ class Node:
     self.known.update((graph.slots[k].value, x) for k, x in slots.items())
     self.encoded: dict[int, Any] = {}  # what came, to be sent on as it is
 
-  def receive(self, step: Step, peer: str, payloads: list[Any]) -> None:
+  def receive(self, step: RoundStep, peer: str, payloads: list[Any]) -> None:
     """Takes a message."""
     for transfer, payload in zip(step.receives[peer], payloads, strict=True):
       self.encoded[transfer.value] = payload
       self.known[transfer.value] = codecs.decode(payload, transfer.codec, self.graph.avals[transfer.value])
 
-  def run(self, step: Step) -> None:
+  def run(self, step: RoundStep) -> None:
     """Runs the segments of a round."""
     for segment in step.runs:
       made = segment.function(*(self.known[v] for v in segment.inputs))
       self.known.update(zip(segment.outputs, made, strict=True))
 
-  def send(self, step: Step, peer: str) -> list[Any]:
+  def send(self, step: RoundStep, peer: str) -> list[Any]:
     """A message."""
     for transfer in step.sends[peer]:
       if transfer.value not in self.encoded:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dct_jax.partition import Machine, calibrate, costs, graph
+from dct_jax.partition import Machine, costs, graph, measure_machine
 
 
 def only(function, *arguments):
@@ -53,11 +53,11 @@ def test_machines_are_checked(field):
 def test_calibration_is_kept(tmp_path, monkeypatch):
   monkeypatch.setattr(costs, 'REPEATS', 1)
   path = tmp_path / 'machine.json'
-  made = calibrate(path, rate=1e8, memory=1e9)
+  made = measure_machine(path, rate=1e8, memory=1e9)
   assert made.encode['exact'] == 0 and made.encode['int8'] > 0 and made.decode['bfloat16'] > 0
   monkeypatch.setattr(costs, '_seconds', lambda *_: pytest.fail('it was measured again'))
-  assert calibrate(path, rate=1e8, memory=1e9) == made
-  assert calibrate(path, rate=2e8).rate == 2e8
+  assert measure_machine(path, rate=1e8, memory=1e9) == made
+  assert measure_machine(path, rate=2e8).rate == 2e8
 
 
 @pytest.mark.parametrize('text', ['', '[]', '{"flop": 1, "unknown": 2}', '{"flop": -1}'])
@@ -65,4 +65,4 @@ def test_other_files_are_refused(tmp_path, text):
   path = tmp_path / 'machine.json'
   path.write_text(text)
   with pytest.raises(ValueError, match='does not have the costs of a machine'):
-    calibrate(path)
+    measure_machine(path)
