@@ -89,10 +89,10 @@ def main(argv):
   machine = partition.measure_machine(MACHINE.value or None)
   found = {(name, rate): ablation(program, rate, machine) for name, program in PROGRAMS.items() for rate in RATES.value}
   for name in PROGRAMS:
-    rows = [[key, *(f'{found[name, rate][key] * 1e3:.2f}' for rate in RATES.value)]
+    rows = [(key, *(f'{found[name, rate][key] * 1e3:.2f}' for rate in RATES.value))
             for key in next(iter(found.values()))]
-    print(f'\n{name}, {SERVERS.value} trainers and {SERVERS.value} servers: bottleneck of a batch of each, ms')
-    print(table(['placement', *(f'{rate} Gbit' for rate in RATES.value)], rows))
+    table(f'{name}, {SERVERS.value} trainers and {SERVERS.value} servers: bottleneck of a batch of each, ms',
+          [('placement', *(f'{rate} Gbit' for rate in RATES.value)), *rows])
   small = planned(dlrm, '1', machine, splits='auto', codec=CODECS)
   dense = 4 * sum(x.size for x in jax.tree.leaves(dlrm()[1]))
   start = time.perf_counter()

@@ -59,16 +59,18 @@ def refine(estimate: Estimate, at: np.ndarray, may: Sequence[tuple[int, ...]], *
 
 
 def _candidates(at: np.ndarray, may, node: int, swaps: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-  """Moves of blocks that are on a node, or that send to it; and swaps with those of other nodes."""
+  """Moves of blocks that are on a node, then of all others; and swaps of the former with the latter.
+
+  Blocks of other nodes count as well: what two servers have for each other goes through the trainer, so that it is
+  relieved when they come together.
+  """
   here = [b for b in range(len(at)) if at[b] == node and len(may[b]) > 1]
-  for b in here:
-    yield from (((b,), (n,)) for n in may[b] if n != node)
-  others = [b for b in range(len(at)) if at[b] != node and node in may[b]]
-  for b in others:  # coming closer to what it talks to may save the network
-    yield (b,), (node,)
+  others = [b for b in range(len(at)) if at[b] != node and len(may[b]) > 1]
+  for b in (*here, *others):
+    yield from (((b,), (n,)) for n in may[b] if n != at[b])
   if swaps:
     for a, b in itertools.product(here, others):
-      if at[b] in may[a]:
+      if at[b] in may[a] and node in may[b]:
         yield (a, b), (int(at[b]), node)
 
 
