@@ -81,7 +81,7 @@ def _plan(flags) -> int:
   net = _net(flags)
   made = plan(net.loss, net.optimizer, net.params, *net.batch, nodes=nodes, has_aux=net.has_aux, rule=net.rule,
               codec=Codecs(flags.forward, flags.backward), machine=_machine(flags), method=flags.method,
-              seconds=flags.seconds, **_splits(flags))
+              seconds=flags.seconds, splits=None if flags.splits == 'none' else flags.splits)
   _write(made, flags)
   print(f'{flags.config}: {len(made.graph.operators):,} operators in {len(made.blocks.blocks)} blocks, '
         f'{flags.forward} forward and {flags.backward} back, links of {flags.rate}\n')
@@ -105,11 +105,6 @@ def _machine(flags) -> Machine:
     if not (codec in machine.encode and codec in machine.decode):
       raise ValueError(f'{flags.machine} does not have the costs of {codec}')
   return machine
-
-
-def _splits(flags) -> dict[str, Any]:
-  known = 'splits' in inspect.signature(plan).parameters
-  return {'splits': None if flags.splits == 'none' else flags.splits} if known else {}
 
 
 def _net(flags) -> ready.Net:

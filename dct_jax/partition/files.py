@@ -8,14 +8,17 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
+
+import optax
 
 from dct_jax.partition.blocks import Blocks, blocks_of
 from dct_jax.partition.costs import Machine
 from dct_jax.partition.graph import Graph
 from dct_jax.partition.loads import Codecs, Estimate
 from dct_jax.partition.placement import Nodes
-from dct_jax.partition.plan import Plan
+from dct_jax.partition.plan import Plan, split_net
 from dct_jax.partition.refine import Move
 
 FORMAT = 1
@@ -45,6 +48,17 @@ def load(path: str | os.PathLike, graph: Graph, nodes: Nodes | None = None) -> P
     return _plan(found, graph, nodes)
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     raise ValueError(f'{path} is no plan that fits: {_said(error)}') from None
+
+
+def restore(path: str | os.PathLike, loss: Callable, optimizer: optax.GradientTransformation, params: Any, *batch: Any,
+            nodes: Nodes | None = None, has_aux: bool = False) -> Plan:
+  """Reads a plan for a loss function, whose layers are split as they were: arguments are those of `plan`.
+
+  Raises:
+    ValueError: as `load` does.
+  """
+  net, parts = split_net(loss, optimizer, params, *batch, choice=splits(path), has_aux=has_aux)
+  return dataclasses.replace(load(path, net, nodes), parts=parts)
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 TRAINER = 'trainer'
-GROUP, SPARSE = 'group', 'sparse'
+GROUP, SPARSE, DENSE = 'group', 'sparse', 'dense'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Nodes:
 
   def matching(self, tag: str) -> tuple[str, ...]:
     """Nodes that a tag allows: a name, or a kind for any one of it."""
+    if tag.rstrip('0123456789') == DENSE:
+      raise ValueError(f'the tag {tag!r} is of dense servers: they keep what groups synchronize with, and run nothing')
     found = (tag,) if tag in self.names else self.of_kind(tag) if tag in (GROUP, SPARSE) else ()
     if not found:
       raise ValueError(f'the tag {tag!r} names no node: there are {", ".join(self.names)}')

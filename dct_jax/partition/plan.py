@@ -16,9 +16,9 @@ from dct_jax.partition import exact, refine, rules, simulate, split_search
 from dct_jax.partition import splits as splits_of
 from dct_jax.partition.blocks import Blocks, blocks_of
 from dct_jax.partition.costs import Machine
-from dct_jax.partition.graph import Graph, nbytes, shapes, train_net
+from dct_jax.partition.graph import PARAMETER, Graph, nbytes, shapes, train_net
 from dct_jax.partition.loads import Codecs, Estimate, Load
-from dct_jax.partition.placement import Nodes, Placement
+from dct_jax.partition.placement import DENSE, SPARSE, Nodes, Placement
 from dct_jax.partition.programs import Program, transform
 
 SECONDS = 5.0  # of a search
@@ -86,6 +86,28 @@ class Plan:
     """Parameters, or an optimizer's state, as the user's function has them: for checkpoints and evaluation."""
     return self.parts.join(params) if self.parts else params
 
+  def centers(self, servers: int) -> dict[int, str]:
+    """Slot of a parameter -> the dense server that keeps the copy which groups synchronize with.
+
+    Tables on sparse servers have none: all groups share those. Slots are dealt out by their bytes, the largest first.
+
+    Raises:
+      ValueError: for less than one server, and if one of them cannot hold its part.
+    """
+    if servers < 1:
+      raise ValueError(f'groups synchronize through a dense server or more, got {servers=}')
+    size = {k: nbytes(self.graph.avals[s.value]) for k, s in enumerate(self.graph.slots)
+            if s.kind == PARAMETER and not (self.placement.slots[k] or '').startswith(SPARSE)}
+    held, dealt = [0] * servers, {}
+    for k in sorted(size, key=lambda k: (-size[k], k)):
+      n = held.index(min(held))
+      held[n] += size[k]
+      dealt[k] = f'{DENSE}{n}'
+    if max(held) > self.estimate.machine.memory:
+      raise ValueError(f'a dense server would hold {max(held):,} bytes and has {self.estimate.machine.memory:,.0f}; '
+                       'use more of them')
+    return dealt
+
   @property
   def idle(self) -> tuple[str, ...]:
     """Servers that have nothing to do: there are more of them than parts that can be told apart."""
@@ -121,10 +143,7 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
     >>> params, state, value = made.simulate(params, optax.sgd(0.1).init(params), jnp.ones((16, 4)))
   """
   def make(choice: splits_of.Choice) -> Plan:
-    if not choice:
-      return plan_graph(train_net(loss, optimizer, params, *batch, has_aux=has_aux), nodes, **options)
-    split = splits_of.apply(loss, params, batch, choice)
-    net = train_net(split.loss, optimizer, jax.eval_shape(split.split, shapes(params)), *batch, has_aux=has_aux)
+    net, split = split_net(loss, optimizer, params, *batch, choice=choice, has_aux=has_aux)
     return dataclasses.replace(plan_graph(net, nodes, **options), parts=split)
 
   if splits != 'auto':
@@ -137,6 +156,16 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
     net = train_net(loss, optimizer, params, *batch, has_aux=has_aux)
     first = _sharded(make, _estimate(net, nodes, **options), candidates)
   return split_search.best(make, candidates, nodes.group, first=first, seconds=options.get('seconds', SECONDS))
+
+
+def split_net(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *batch: Any,
+              choice: splits_of.Choice, has_aux: bool = False) -> tuple[Graph, splits_of.Split | None]:
+  """The train net of a loss whose layers are in parts, and what splits and joins parameters; None if none are."""
+  if not choice:
+    return train_net(loss, optimizer, params, *batch, has_aux=has_aux), None
+  split = splits_of.apply(loss, params, batch, choice)
+  whole = jax.eval_shape(split.split, shapes(params))
+  return train_net(split.loss, optimizer, whole, *batch, has_aux=has_aux), split
 
 
 def _sharded(make: Callable[[splits_of.Choice], Plan], estimate: Estimate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +29,8 @@ def refine(estimate: Estimate, at: np.ndarray, may: Sequence[tuple[int, ...]], *
            swaps: bool = True, kicks: int = KICKS) -> tuple[np.ndarray, list[Move]]:
   """Moves blocks away from the bottleneck until that does not help any more.
 
-  Then, ours: blocks that are connected move together, at random, and single blocks settle around them. What is better
-  in the end is kept. That leaves places where every single move makes things worse.
+  Then, ours: all blocks go to one server, or some that are connected move together, at random, and single blocks
+  settle around them. What is better in the end is kept. That leaves places where every single move makes things worse.
 
   Args:
     estimate: of the program.
@@ -38,18 +38,19 @@ def refine(estimate: Estimate, at: np.ndarray, may: Sequence[tuple[int, ...]], *
     may: nodes that each block may be on.
     seconds: after which the best placement so far is taken. A search that ends before is the same each time.
     swaps: ours. Two blocks may also change places; the paper moves single ones.
-    kicks: number of random moves that are tried in a row without success before the search ends; 0 for none.
+    kicks: number of such moves that are tried in a row without success before the search ends; 0 for none.
 
   Returns:
     A placement, and the moves that led to it.
   """
   end = time.monotonic() + seconds
   at, moves = _descend(estimate, at, may, end, swaps)
-  free = [b for b, nodes in enumerate(may) if len(nodes) > 1]
-  near, draw, failed = _neighbours(estimate), np.random.default_rng(0), 0
-  while free and failed < kicks and time.monotonic() < end:
+  failed = 0
+  for start in _starts(lambda: at, may, _neighbours(estimate)):
+    if failed >= kicks or time.monotonic() > end:
+      break
     failed += 1
-    settled, _ = _descend(estimate, _kick(at, may, free, near, draw), may, end, swaps=False)  # swaps take long
+    settled, _ = _descend(estimate, start, may, end, swaps=False)  # swaps take long
     before, after = estimate.load(at), estimate.load(settled)
     if after.key < before.key and _fits(estimate, after):
       moves.append(_move(estimate, tuple(np.flatnonzero(settled != at).tolist()), settled, before, after))
@@ -77,6 +78,16 @@ def _descend(estimate: Estimate, at: np.ndarray, may, end: float, swaps: bool) -
     moves.append(_move(estimate, *chosen, load, best))
     at, load = chosen[1], best
   return at, moves
+
+
+def _starts(current: Callable[[], np.ndarray], may, near: dict[int, set[int]]) -> Iterator[np.ndarray]:
+  """Placements to begin anew with: all on one node that can be there, then what `_kick` makes of the best so far."""
+  free = [b for b, nodes in enumerate(may) if len(nodes) > 1]
+  for node in sorted({n for b in free for n in may[b]}):
+    yield np.array([node if node in may[b] else at for b, at in enumerate(current())], int)
+  draw = np.random.default_rng(0)
+  while free:
+    yield _kick(current(), may, free, near, draw)
 
 
 def _kick(at: np.ndarray, may, free: list[int], near: dict[int, set[int]], draw: np.random.Generator) -> np.ndarray:

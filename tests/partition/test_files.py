@@ -59,6 +59,19 @@ def test_a_plan_comes_back(plan, path):
   assert path.read_text() == path.with_name('again.json').read_text()
 
 
+def test_a_plan_with_split_layers_comes_back(tmp_path):
+  params, x = arguments(8)
+  plan = partition.plan(loss, optax.adam(0.1), params, x, nodes=NODES, splits={'a': ('vertical', 2)})
+  files.save(plan, tmp_path / 'plan.json')
+  again = files.restore(tmp_path / 'plan.json', loss, optax.adam(0.1), params, x, nodes=NODES)
+  assert again.at == plan.at and again.parts.choice == plan.parts.choice
+  split = again.split(params)
+  assert jax.tree.structure(split) == jax.tree.structure(plan.split(params)) != jax.tree.structure(params)
+  assert jax.tree.structure(again.join(split)) == jax.tree.structure(params)
+  with pytest.raises(ValueError, match='plan of another program'):
+    files.load(tmp_path / 'plan.json', graph(8))
+
+
 def test_memory_without_limit(tmp_path):
   files.save(partition.plan_graph(graph(), NODES), tmp_path / 'plan.json')
   json.loads((tmp_path / 'plan.json').read_text(), parse_constant=lambda c: pytest.fail(f'{c} is no JSON'))

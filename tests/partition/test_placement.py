@@ -1,9 +1,11 @@
 """Where blocks are put: rules, refinement, the optimum, memory, and an estimate that is what happens."""
 
 import collections
+import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import nets
 import numpy as np
 import optax
@@ -220,3 +222,31 @@ def test_memory_of_a_node():
 def test_nodes_are_checked(bad):
   with pytest.raises(ValueError, match='a group has a trainer or more'):
     Nodes(**bad)
+
+
+@pytest.mark.parametrize('servers', [2, 3])
+def test_connected_blocks_move_together_where_single_moves_lose(servers):
+  """On a slow line a block that leaves its neighbours sends more than it relieves."""
+  estimate, may = prepared(nets.transformer(), SGD, Nodes(group=servers, trainers=servers), SLOW_LINE)
+  start = rules.place(estimate, may)
+  single, _ = refine.refine(estimate, start, may, kicks=0)
+  together, moves = refine.refine(estimate, start, may)
+  best, _ = exact.solve(estimate, may)
+  bottleneck = lambda at: estimate.load(at).bottleneck
+  assert bottleneck(single) > 3 * bottleneck(best)
+  assert bottleneck(together) <= 1.1 * bottleneck(best)
+  assert any(len(m.blocks) > 2 for m in moves) and all(m.after <= m.before and 'makes it' in m.why for m in moves)
+  np.testing.assert_array_equal(together, refine.refine(estimate, start, may)[0])
+
+
+def test_copies_that_groups_synchronize_with_are_dealt_out():
+  params = {'a': {'w': jnp.zeros((8, 64))}, 'b': {'w': jnp.zeros((64, 4))}, 'table': {'rows': jnp.zeros((100, 8))}}
+  loss = lambda p, ids: jnp.mean(jnp.tanh(p['table']['rows'][ids] @ p['a']['w']) @ p['b']['w'])
+  made = partition.plan(loss, optax.adam(0.1), params, jnp.zeros(16, jnp.int32), nodes=Nodes(group=1, sparse=1))
+  path = {k: s.path for k, s in enumerate(made.graph.slots)}
+  assert {path[k]: n for k, n in made.centers(2).items()} == {'a/w': 'dense0', 'b/w': 'dense1'}  # no table, no moments
+  assert set(made.centers(1).values()) == {'dense0'}
+  with pytest.raises(ValueError, match='a dense server or more'):
+    made.centers(0)
+  with pytest.raises(ValueError, match=r'a dense server would hold 3,072 bytes and has 3,000; use more of them'):
+    dataclasses.replace(made, estimate=Estimate(made.blocks, made.nodes, Machine(memory=3000))).centers(1)

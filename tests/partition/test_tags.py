@@ -168,13 +168,19 @@ def test_a_loop_is_tagged_from_outside():
   assert found == {('scan', 'forward'): 'group0'}
 
 
-@pytest.mark.parametrize('tag', ['group2', 'sparse1', 'elsewhere', 'dense'])
+@pytest.mark.parametrize('tag', ['group2', 'sparse1', 'elsewhere'])
 def test_a_tag_that_names_no_node(tag):
   loss = lambda p, x: jnp.mean(on(x @ p['a']['w'], tag) ** 2)
   with pytest.raises(ValueError, match=f'{tag}.* names no node: there are trainer, group0, group1, sparse0'):
     planned(loss)
   with pytest.raises(ValueError, match='names no node'):
     planned(lambda p, x: jnp.mean(on(jnp.sin(x), tag) @ p['a']['w']))
+
+
+@pytest.mark.parametrize('tag', ['dense', 'dense0'])
+def test_a_tag_for_dense_servers(tag):
+  with pytest.raises(ValueError, match='of dense servers: they keep what groups synchronize with, and run nothing'):
+    planned(lambda p, x: jnp.mean(on(x @ p['a']['w'], tag) ** 2))
 
 
 @pytest.mark.parametrize('tag', ['', None, 3])
