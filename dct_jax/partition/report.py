@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from dct_jax.partition import codecs
 from dct_jax.partition.files import splits_of
 from dct_jax.partition.graph import PARAMETER, nbytes
 from dct_jax.partition.loads import RESOURCES
 from dct_jax.partition.plan import Plan
-from dct_jax.partition.programs import RoundStep, Transfer, count_segments, rounds
+from dct_jax.partition.programs import RoundStep, count_segments, rounds
+from dct_jax.partition.tasks import tasks_of
 from dct_jax.wire.units import size_text
 
 LATENCY = 1e-4  # seconds of a message, however short
@@ -141,39 +142,27 @@ class _Clock:
   """
 
   def __init__(self, plan: Plan, latency: float):
-    self.plan, self.graph, self.machine, self.latency = plan, plan.graph, plan.estimate.machine, latency
-    self.seconds = [self.machine.seconds(self.graph, op) for op in self.graph.operators]
-    self.bytes: dict[tuple[int, str], int] = {}  # of a value in a codec
-    self.encoded: set[tuple[str, int]] = set()  # (node, value) that a node has in its codec
+    self.plan, self.graph, self.latency = plan, plan.graph, latency
+    self.seconds = [plan.estimate.machine.seconds(self.graph, op) for op in self.graph.operators]
+    self.tasks = tasks_of(plan)
     self.done: dict[str, Leg] = {}  # node -> its round before
     self.lines: dict[tuple[str, str], tuple[float, Leg]] = {}  # ('in' or 'out', node) -> free again, and after what
-    self.mail: dict[tuple[str, int], list[Leg]] = {}
-    steps: dict[int, list[tuple[str, RoundStep]]] = {}
-    for node, step in ((node, s) for node, p in plan.programs.items() for s in p.steps):
-      steps.setdefault(step.round, []).append((node, step))
-    for number in sorted(steps):
-      ready = [(self._run(node, step), node, step) for node, step in steps[number]]
-      for part, node, step in sorted(ready, key=lambda x: x[0].end):
-        for peer, transfers in step.sends.items():
-          self._send(part, node, peer, transfers)
+    self.mail: dict[int, list[Leg]] = {}  # task -> messages that it waits for
+    for _, numbers in itertools.groupby(range(len(self.tasks)), lambda i: self.tasks[i].step.round):
+      ready = [(self._run(i), i) for i in numbers]
+      for part, i in sorted(ready, key=lambda x: x[0].end):
+        for peer, size in self.tasks[i].sends:
+          self._send(part, peer, size)
     self.last = max(self.done.values(), key=lambda p: p.end)
 
-  def _run(self, node: str, step: RoundStep) -> Leg:
-    waits = [*self.mail.pop((node, step.round), ()), *([self.done[node]] if node in self.done else [])]
+  def _run(self, i: int) -> Leg:
+    task = self.tasks[i]
+    waits = [*self.mail.pop(i, ()), *([self.done[task.node]] if task.node in self.done else [])]
     after = max(waits, key=lambda p: p.end, default=None)
     begin = after.end if after else 0.0
-    spent = sum(self.seconds[i] for s in step.runs for i in s.operators) + self.machine.call * len(step.runs)
-    spent += sum(self._coding(t, self.machine.decode) for got in step.receives.values() for t in got)
-    self.encoded.update((node, t.value) for got in step.receives.values() for t in got)
-    for transfer in (t for sent in step.sends.values() for t in sent):
-      if (node, transfer.value) not in self.encoded:
-        self.encoded.add((node, transfer.value))
-        spent += self._coding(transfer, self.machine.encode)
-    self.done[node] = Leg(COMPUTING, node, self._mostly(step), step.round, begin, begin + spent, after)
-    return self.done[node]
-
-  def _coding(self, transfer: Transfer, rates: dict[str, float]) -> float:
-    return nbytes(self.graph.avals[transfer.value]) * rates[transfer.codec]
+    self.done[task.node] = Leg(COMPUTING, task.node, self._mostly(task.step), task.step.round, begin,
+                               begin + task.seconds, after)
+    return self.done[task.node]
 
   def _mostly(self, step: RoundStep) -> str:
     """The block that takes most of a round."""
@@ -183,20 +172,14 @@ class _Clock:
       spent[key] = spent.get(key, 0.0) + self.seconds[i]
     return max(spent, key=lambda k: spent[k], default='passes on')
 
-  def _send(self, part: Leg, node: str, peer: str, transfers: Sequence[Transfer]) -> None:
-    free = [(part.end, part), *(self.lines[line] for line in (('out', node), ('in', peer)) if line in self.lines)]
+  def _send(self, part: Leg, receiver: int, size: int) -> None:
+    peer = self.tasks[receiver].node
+    free = [(part.end, part), *(self.lines[line] for line in (('out', part.where), ('in', peer)) if line in self.lines)]
     begin, after = max(free, key=lambda x: x[0])
-    size = sum(self._size(t) for t in transfers)
-    end = begin + size / self.machine.rate
-    sent = Leg(SENDING, f'{node} to {peer}', size_text(size), part.round, begin, end + self.latency, after)
-    self.lines['out', node] = self.lines['in', peer] = (end, sent)
-    self.mail.setdefault((peer, part.round + 1), []).append(sent)
-
-  def _size(self, transfer: Transfer) -> int:
-    key = transfer.value, transfer.codec
-    if key not in self.bytes:
-      self.bytes[key] = codecs.encoded_bytes(self.graph.avals[transfer.value], transfer.codec)
-    return self.bytes[key]
+    end = begin + size / self.plan.estimate.machine.rate
+    sent = Leg(SENDING, f'{part.where} to {peer}', size_text(size), part.round, begin, end + self.latency, after)
+    self.lines['out', part.where] = self.lines['in', peer] = (end, sent)
+    self.mail.setdefault(receiver, []).append(sent)
 
 
 def explain(plan: Plan, *, latency: float = LATENCY, moves: int = 10, parts: int = LONGEST) -> str:
