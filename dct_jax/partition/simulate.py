@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from dct_jax.partition import codecs
 from dct_jax.partition.graph import Graph
 from dct_jax.partition.programs import Program, RoundStep
+from dct_jax.partition.segments import Segment
 
 
 def simulate(graph: Graph, programs: dict[str, Program], *arguments: Any) -> Any:
@@ -66,8 +67,12 @@ class Node:
   def run(self, step: RoundStep) -> None:
     """Runs the segments of a round."""
     for segment in step.runs:
-      made = segment.function(*(self.known[v] for v in segment.inputs))
-      self.known.update(zip(segment.outputs, made, strict=True))
+      self.run_segment(segment)
+
+  def run_segment(self, segment: Segment) -> None:
+    """Runs one of them."""
+    made = segment.function(*(self.known[v] for v in segment.inputs))
+    self.known.update(zip(segment.outputs, made, strict=True))
 
   def send(self, step: RoundStep, peer: str) -> list[Any]:
     """A message."""
