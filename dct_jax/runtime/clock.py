@@ -1,4 +1,4 @@
-"""Virtual time: when every node of a cluster does what, without doing it.
+"""Virtual time: when every node of a fleet does what, without doing it.
 
 A node is a queue with some cores; a message takes the sender's line, the receiver's, and a latency. Nets of trainers
 take batch after batch through the tasks of a plan, and servers are synchronized in the background. What comes out is
@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +19,9 @@ from dct_jax.partition import Plan
 from dct_jax.partition.graph import nbytes
 from dct_jax.partition.placement import DENSE, GROUP, SPARSE, TRAINER
 from dct_jax.partition.tasks import Task, tasks_of
-from dct_jax.runtime.cluster import Cluster
+from dct_jax.runtime.fleet import Fleet
 
-READ, RUN, DONE, LOST = 'read', 'run', 'done', 'lost'
+READ, RUN, AGAIN, DONE, LOST = 'read', 'run', 'again', 'done', 'lost'
 SNAPSHOT, CENTER, APPLY = 'snapshot', 'center', 'apply'
 CHECKPOINT, RESTORE = 'checkpoint', 'restore'
 SYNC_PASSES = 3  # over the bytes of parameters, for an update of the center
@@ -51,6 +51,7 @@ class Hardware:
     latency: seconds of a message beside its bytes, whose rate is the plan's.
     jitter: spread of computing times: the standard deviation of their logarithm.
     slow: node -> how many times longer it computes than others (see `Failure` for names).
+    sparse: machines that each sparse server of the plan stands for, as tables of a real one are dealt out to many.
     one_host: whether all nodes share the cores of one host, and messages do not cross a line.
     failures: nodes that are lost.
     checkpoint: seconds between checkpoints of servers; 0 for none but the beginning.
@@ -60,13 +61,14 @@ class Hardware:
   latency: float = 1e-4
   jitter: float = 0.0
   slow: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  sparse: int = 1
   one_host: bool = False
   failures: Sequence[Failure] = ()
   checkpoint: float = 0.0
 
   def __post_init__(self):
-    if self.cores < 1 or self.latency < 0 or self.jitter < 0 or self.checkpoint < 0:
-      raise ValueError(f'a node has a core or more, and no time is below 0, got {self}')
+    if self.cores < 1 or self.sparse < 1 or self.latency < 0 or self.jitter < 0 or self.checkpoint < 0:
+      raise ValueError(f'a node has a core or more and is one or more, and no time is below 0, got {self}')
     if any(not s > 0 for s in self.slow.values()) or any(f.at < 0 or f.down < 0 for f in self.failures):
       raise ValueError(f'nodes are slower by a factor above 0, and fail at times from 0 on, got {self}')
 
@@ -76,8 +78,8 @@ class Event(NamedTuple):
 
   Attributes:
     time: seconds.
-    kind: READ, RUN (a task has ended), DONE and LOST of batches; SNAPSHOT, CENTER and APPLY of synchronization;
-      CHECKPOINT and RESTORE of a server.
+    kind: of batches READ, RUN (a task has ended), AGAIN (likewise, but its write is there already), DONE and LOST; of
+      synchronization SNAPSHOT, CENTER and APPLY; of a server CHECKPOINT and RESTORE.
     group: whose parameters; -1 for those of all groups.
     node: of the plan, as 'group0'.
     batch: its number, or that of a dense server.
@@ -95,10 +97,11 @@ class Event(NamedTuple):
 class _Queue:
   """A node: cores that are free, what waits for one, and lines to and from it."""
 
-  __slots__ = ('busy', 'free', 'into', 'name', 'out', 'received', 'sent', 'slow', 'until', 'waited', 'waiting', 'work')
+  __slots__ = ('busy', 'cores', 'free', 'into', 'name', 'out', 'rate', 'received', 'sent', 'slow', 'until', 'waited',
+               'waiting', 'work')
 
-  def __init__(self, name: str, cores: int, slow: float):
-    self.name, self.free, self.slow = name, cores, slow
+  def __init__(self, name: str, cores: int, rate: float, slow: float):
+    self.name, self.cores, self.free, self.rate, self.slow = name, cores, cores, rate, slow
     self.waiting: collections.deque = collections.deque()
     self.out = self.into = self.busy = self.waited = self.until = 0.0
     self.sent = self.received = self.work = 0
@@ -120,7 +123,7 @@ class Clock:
 
   Args:
     plan: of a group's program.
-    cluster: how many there are of everything.
+    fleet: how many there are of everything.
     hardware: what they can do.
     batches: in all.
     seed: of jitter.
@@ -133,31 +136,32 @@ class Clock:
     staleness: node of the plan -> counts of writes of others between a read and the write that goes with it.
   """
 
-  def __init__(self, plan: Plan, cluster: Cluster, hardware: Hardware, batches: int, seed: int = 0):
-    self.plan, self.cluster, self.hardware, self.batches = plan, cluster, hardware, batches
+  def __init__(self, plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, seed: int = 0):
+    self.plan, self.fleet, self.hardware, self.batches = plan, fleet, hardware, batches
     self.tasks: tuple[Task, ...] = tasks_of(plan, plan.transform(apart=True))
     self.now, self.done, self.events, self.given = 0.0, 0, 0, 0
     self.staleness: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     self._heap: list = []
     self._order = 0
+    self._together = fleet.together
     self._random = np.random.default_rng(seed)
     self._draws: list[float] = []
     self._nodes: dict[str, _Queue] = {}
-    self._host = _Queue('host', hardware.cores, 1.0) if hardware.one_host else None
+    self._host = _Queue('host', hardware.cores, 1.0, 1.0) if hardware.one_host else None
     self._waits = [t.waits for t in self.tasks]
     self._writing = [i for i, t in enumerate(self.tasks) if t.writes]
     self._first = [i for i, t in enumerate(self.tasks) if not t.waits]
     self._again: collections.deque[int] = collections.deque()  # batches that were lost
     self._under_way: dict[int, _Batch] = {}
     self._idle: list[tuple[int, int, int]] = []  # nets that wait for slower ones
-    self._counts = np.zeros((cluster.groups, cluster.trainers, cluster.nets), int)
+    self._counts = np.zeros((fleet.groups, fleet.trainers, fleet.nets), int)
     self._writes: collections.Counter = collections.Counter()  # (group, node)
     # (group, node) -> (batch, task) whose writes were applied there, of batches that are not done
     self._applied: dict[tuple[int, str], set[tuple[int, int]]] = collections.defaultdict(set)
-    self.centers = _centers(plan, cluster)
+    self.centers = _centers(plan, fleet)
     self._gathered: dict[tuple[str, int], list[int]] = {}  # synchronization of all groups at once
     self._places = {(g, t): [self._node(g, t, task.node) for task in self.tasks]
-                    for g in range(cluster.groups) for t in range(cluster.trainers)}
+                    for g in range(fleet.groups) for t in range(fleet.trainers)}
     for failure in hardware.failures:
       if failure.node not in self._nodes and not failure.node.startswith(DENSE):
         raise ValueError(f'there is no {failure.node!r} that could fail: {", ".join(sorted(self._nodes))}')
@@ -171,14 +175,17 @@ class Clock:
 
   def _named(self, name: str) -> _Queue:
     if name not in self._nodes:
-      self._nodes[name] = _Queue(name, self.hardware.cores, self.hardware.slow.get(name, 1.0))
+      machines = self.hardware.sparse if name.startswith(SPARSE) else 1
+      rate = machines * self.plan.estimate.machine.rate
+      self._nodes[name] = _Queue(name, machines * self.hardware.cores, rate, self.hardware.slow.get(name, 1.0))
     return self._nodes[name]
 
   def run(self) -> Iterator[Event]:
     """Events in the order of time, until all batches are done."""
     self._begin()
-    handle = {'end': self._end, 'arrive': self._arrive, 'sync': self._sync, 'centers': self._center,
-              'apply': self._apply, 'fail': self._fail, 'back': self._back, 'checkpoint': self._checkpoint}
+    handle: dict[str, Callable[..., Iterator[Event]]] = {
+        'end': self._end, 'arrive': self._arrive, 'sync': self._sync, 'centers': self._center, 'apply': self._apply,
+        'fail': self._fail, 'back': self._back, 'checkpoint': self._checkpoint}
     while self._heap and self.done < self.batches:
       self.now, _, kind, *what = heapq.heappop(self._heap)
       self.events += 1
@@ -190,8 +197,8 @@ class Clock:
     if self.hardware.checkpoint:
       self._at(self.hardware.checkpoint, 'checkpoint')
     for node, dense in sorted({key[:2] for key in self.centers}):
-      for group in range(self.cluster.groups):
-        self._at(self.cluster.gap, 'sync', group, node, dense)
+      for group in range(self.fleet.groups):
+        self._at(self.fleet.gap, 'sync', group, node, dense)
     for group, trainer, net in np.ndindex(*self._counts.shape):
       self._at(0.0, 'arrive', None, (group, trainer, net))
 
@@ -202,7 +209,7 @@ class Clock:
   # A net takes its next batch.
 
   def _next(self, group: int, trainer: int, net: int) -> Iterator[Event]:
-    slack = self.cluster.slack
+    slack = self.fleet.slack
     if slack is not None and self._counts[group, trainer, net] - self._counts[group].min() > slack:
       self._idle.append((group, trainer, net))
       return
@@ -286,7 +293,8 @@ class Clock:
     scope = self._scope(batch.group, name)
     if self.tasks[i].writes:
       if (batch.number, i) in self._applied[scope, name]:
-        return  # of a batch that is tried again, and has written here before
+        yield Event(self.now, AGAIN, scope, name, batch.number, i)
+        return
       self._applied[scope, name].add((batch.number, i))
       if name in batch.writes:
         self.staleness[name][self._writes[scope, name] - batch.writes[name]] += 1
@@ -298,10 +306,9 @@ class Clock:
     if self._host:
       self._at(self.now + self.hardware.latency, kind, *what)
       return
-    spent = size / self.plan.estimate.machine.rate
     begin = max(self.now, sender.out)
-    sender.out = begin + spent
-    receiver.into = max(begin, receiver.into) + spent
+    sender.out = begin + size / sender.rate
+    receiver.into = max(sender.out, max(begin, receiver.into) + size / receiver.rate)
     sender.sent += size
     receiver.received += size
     self._at(receiver.into + self.hardware.latency, kind, *what)
@@ -344,7 +351,7 @@ class Clock:
   def _center(self, group: int, node: str, dense: int) -> Iterator[Event]:
     waiting = self._gathered.setdefault((node, dense), [])
     waiting.append(group)
-    if self.cluster.together and len(waiting) < self.cluster.groups:
+    if self._together and len(waiting) < self.fleet.groups:
       return
     groups, self._gathered[node, dense] = tuple(waiting), []
     size = self.centers[node, dense, 'bytes']
@@ -360,7 +367,7 @@ class Clock:
 
   def _apply(self, group: int, node: str, dense: int) -> Iterator[Event]:
     yield Event(self.now, APPLY, group, node, dense, 0)
-    self._at(self.now + self.cluster.gap, 'sync', group, node, dense)
+    self._at(self.now + self.fleet.gap, 'sync', group, node, dense)
 
   # Nodes that are lost.
 
@@ -405,19 +412,19 @@ class Clock:
 
   def utilization(self) -> dict[str, dict[str, float]]:
     """Node -> shares of time that its cores and lines were busy, and milliseconds that work waited for a core."""
-    rate, found = self.plan.estimate.machine.rate, {}
+    found = {}
     for name, node in sorted(self._nodes.items()):
-      found[name] = {'processor': node.busy / (self.now * self.hardware.cores), 'in': node.received / rate / self.now,
-                     'out': node.sent / rate / self.now, 'waiting': 1e3 * node.waited / max(node.work, 1)}
+      found[name] = {'processor': node.busy / (self.now * node.cores), 'in': node.received / node.rate / self.now,
+                     'out': node.sent / node.rate / self.now, 'waiting': 1e3 * node.waited / max(node.work, 1)}
     return found
 
 
-def _centers(plan: Plan, cluster: Cluster) -> dict:
+def _centers(plan: Plan, fleet: Fleet) -> dict:
   """(node, dense server, 'slots' or 'bytes') -> what of the node's parameters that server keeps a copy of."""
-  if cluster.groups == 1:
+  if fleet.groups == 1:
     return {}
   found: dict = {}
-  for slot, name in plan.centers(cluster.dense).items():
+  for slot, name in plan.centers(fleet.dense).items():
     node, dense = plan.placement.slots[slot], int(name.removeprefix(DENSE))
     found.setdefault((node, dense, 'slots'), []).append(slot)
     found[node, dense, 'bytes'] = found.get((node, dense, 'bytes'), 0) + nbytes(

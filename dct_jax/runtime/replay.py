@@ -16,7 +16,7 @@ from dct_jax.partition.graph import BATCH, PARAMETER
 from dct_jax.partition.placement import SPARSE
 from dct_jax.partition.tasks import Task
 from dct_jax.runtime import clock, work
-from dct_jax.runtime.cluster import Cluster
+from dct_jax.runtime.fleet import Fleet
 from dct_jax.runtime.work import Slots
 
 
@@ -27,7 +27,7 @@ class Replay:
     plan: of a group's program.
     tasks: of the clock.
     centers: (node, dense server) -> slots that the server keeps a copy of.
-    cluster: how groups are synchronized.
+    fleet: how groups are synchronized.
     arguments: parameters and optimizer state of the planned function; all groups begin with them.
     batch_of: number -> the rest of its arguments.
     fused: whether a batch is one compiled function. Otherwise segments run one by one, with the bits of
@@ -37,9 +37,9 @@ class Replay:
     losses: of all batches that are done, by number.
   """
 
-  def __init__(self, plan: Plan, tasks: Sequence[Task], centers: dict[tuple[str, int], list[int]], cluster: Cluster,
+  def __init__(self, plan: Plan, tasks: Sequence[Task], centers: dict[tuple[str, int], list[int]], fleet: Fleet,
                arguments: tuple[Any, Any], batch_of: Callable[[int], tuple], *, fused: bool = True):
-    self.plan, self.tasks, self.cluster, self.batch_of, self.centers = plan, tasks, cluster, batch_of, centers
+    self.plan, self.tasks, self.fleet, self.batch_of, self.centers = plan, tasks, fleet, batch_of, centers
     self.programs = plan.transform(apart=True)
     leaves = jax.tree.leaves(arguments)
     self.kept = [k for k, s in enumerate(plan.graph.slots) if s.kind != BATCH]
@@ -47,15 +47,18 @@ class Replay:
       raise ValueError(f'this plan has {len(self.kept)} parameters and parts of optimizer state, got {len(leaves)}')
     self.stores: dict[tuple[int, str], Slots] = {}
     for node, program in self.programs.items():
-      for group in ([-1] if node.startswith(SPARSE) else range(cluster.groups)):
+      for group in ([-1] if node.startswith(SPARSE) else range(fleet.groups)):
         self.stores[group, node] = {k: leaves[k] for k in program.slots if k in self.kept}
     self.first = dict(zip(self.kept, leaves, strict=True))
-    self.middle: Slots = {k: leaves[k] for slots in centers.values() for k in slots}
-    self.velocity: Slots = {}
+    self.method = fleet.averaging
+    self.middle = {key: self.method.init([leaves[k] for k in slots]) for key, slots in centers.items()}
     self.losses: dict[int, Any] = {}
     self.under_way: dict[int, work.Work] = {}
-    self.sent: dict[tuple[int, str, int], Any] = {}
+    self.sent: dict[tuple[int, str, int], list[jax.Array]] = {}  # (group, node, dense server): snapshots
+    self.gathered: dict[tuple[str, int], dict[int, list[jax.Array]]] = {}  # those that the server has
+    self.answers: dict[tuple[int, str, int], Any] = {}
     self.saved = {key: dict(store) for key, store in self.stores.items()}
+    self.exchange, self.apply = jax.jit(self.method.exchange), jax.jit(self.method.apply)
     make = work.Fused if fused else work.Plain
     self.make = make(plan, self.programs, tasks)
 
@@ -75,6 +78,9 @@ class Replay:
   def _run(self, event):
     self._of(event).run(event.task, self.stores.get((event.group, event.node), {}))
 
+  def _again(self, event):
+    self._of(event).run(event.task, dict(self.stores[event.group, event.node]))  # a copy: it was written before
+
   def _done(self, event):
     self.losses[event.batch] = self.under_way.pop(event.batch).loss()
 
@@ -86,17 +92,19 @@ class Replay:
     self.sent[event.group, event.node, event.batch] = [self.stores[event.group, event.node][k] for k in slots]
 
   def _center(self, event):
-    """A dense server has a group's snapshot, and moves the center; or has all groups'."""
-    slots, key = self.centers[event.node, event.batch], (event.group, event.node, event.batch)
-    middle = [self.middle[k] for k in slots]
-    pulls, middle = _elastic(self.sent[key], middle, self.cluster.alpha)
-    self.sent[key] = pulls
-    self.middle.update(zip(slots, middle, strict=True))
+    """A dense server has a group's snapshot; when it has all that it waits for, it moves the center and answers."""
+    where = event.node, event.batch
+    waiting = self.gathered.setdefault(where, {})
+    waiting[event.group] = self.sent.pop((event.group, *where))
+    if len(waiting) == event.task:
+      self.middle[where], answers = self.exchange(self.middle[where], list(waiting.values()))
+      self.answers.update(((group, *where), a) for group, a in zip(waiting, answers, strict=True))
+      del self.gathered[where]
 
   def _apply(self, event):
     slots, store = self.centers[event.node, event.batch], self.stores[event.group, event.node]
-    pulls = self.sent.pop((event.group, event.node, event.batch))
-    store.update(zip(slots, _subtract([store[k] for k in slots], pulls), strict=True))
+    answer = self.answers.pop((event.group, event.node, event.batch))
+    store.update(zip(slots, self.apply([store[k] for k in slots], answer), strict=True))
 
   def _checkpoint(self, event):
     if (event.group, event.node) in self.stores:
@@ -107,26 +115,23 @@ class Replay:
       self.stores[event.group, event.node] = dict(self.saved[event.group, event.node])
 
   def model(self) -> Any:
-    """Parameters that would be served: the center's, tables of sparse servers, and the first group's where it is alone.
+    """Parameters that would be served: the center's, or the mean of groups where there is none; tables as they are.
 
     As the user's function has them, if layers are split.
     """
     graph, found = self.plan.graph, dict(self.first)
-    for (group, _), store in self.stores.items():
-      if group <= 0:
+    for (group, node), store in self.stores.items():
+      if group == 0:
+        others = [self.stores[g, node] for g in range(self.fleet.groups)]
+        found.update((k, _mean([o[k] for o in others])) for k in store if graph.slots[k].kind == PARAMETER)
+      elif group < 0:
         found.update(store)
-    found.update(self.middle)
+    for where, slots in self.centers.items():
+      found.update(zip(slots, self.middle[where].center, strict=False))
     leaves = [found[k] for k, s in enumerate(graph.slots) if s.kind == PARAMETER]
-    params = jax.tree.unflatten(graph.in_tree.children()[0], leaves)
-    return self.plan.join(params)
+    return self.plan.join(jax.tree.unflatten(graph.in_tree.children()[0], leaves))
 
 
 @jax.jit
-def _elastic(xs, middle, alpha):
-  pulls = jax.tree.map(lambda x, c: alpha * (x - c), xs, middle)
-  return pulls, jax.tree.map(lambda c, d: c + d, middle, pulls)
-
-
-@jax.jit
-def _subtract(xs, pulls):
-  return jax.tree.map(lambda x, d: x - d, xs, pulls)
+def _mean(xs):
+  return sum(xs[1:], xs[0]) / len(xs) if len(xs) > 1 else xs[0]

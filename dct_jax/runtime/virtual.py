@@ -13,12 +13,12 @@ import tqdm
 from dct_jax.partition import Plan
 from dct_jax.partition.placement import TRAINER
 from dct_jax.runtime.clock import DONE, Clock, Hardware
-from dct_jax.runtime.cluster import Cluster
+from dct_jax.runtime.fleet import Fleet
 from dct_jax.runtime.replay import Replay
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class VirtualRun:
   """What came out.
 
   Attributes:
@@ -53,22 +53,22 @@ class Run:
     return sum(s * n for s, n in counts) / max(sum(n for _, n in counts), 1)
 
 
-def tick(plan: Plan, cluster: Cluster, hardware: Hardware, batches: int, *, seed: int = 0) -> Run:
+def tick(plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, *, seed: int = 0) -> VirtualRun:
   """The clock alone: nothing is executed."""
-  clock, begin = _clock(plan, cluster, hardware, batches, seed), time.perf_counter()
+  clock, begin = _clock(plan, fleet, hardware, batches, seed), time.perf_counter()
   for _ in clock.run():
     pass
   return _run(clock, begin, np.zeros(0), [], None)
 
 
-def train(plan: Plan, cluster: Cluster, hardware: Hardware, arguments: tuple[Any, Any],
+def train(plan: Plan, fleet: Fleet, hardware: Hardware, arguments: tuple[Any, Any],
           batch_of: Callable[[int], tuple], batches: int, *, seed: int = 0, fused: bool = True,
-          evaluate: Callable[[Any], Any] | None = None, evaluations: int = 1, progress: bool = True) -> Run:
+          evaluate: Callable[[Any], Any] | None = None, evaluations: int = 1, progress: bool = True) -> VirtualRun:
   """Trains: every program is executed on real data, in the order in which its events happen.
 
   Args:
     plan: of a group's program.
-    cluster: how many there are of everything.
+    fleet: how many there are of everything.
     hardware: what nodes and lines can do.
     arguments: parameters and optimizer state to begin with, as the planned function has them (`plan.split`).
     batch_of: number of a batch -> the rest of the function's arguments.
@@ -82,9 +82,9 @@ def train(plan: Plan, cluster: Cluster, hardware: Hardware, arguments: tuple[Any
   Raises:
     ValueError: if there are fewer batches than nets, or parameters are on trainers that share a group.
   """
-  clock, begin = _clock(plan, cluster, hardware, batches, seed), time.perf_counter()
+  clock, begin = _clock(plan, fleet, hardware, batches, seed), time.perf_counter()
   slots = {key[:2]: found for key, found in clock.centers.items() if key[2] == 'slots'}
-  replay = Replay(plan, clock.tasks, slots, cluster, arguments, batch_of, fused=fused)
+  replay = Replay(plan, clock.tasks, slots, fleet, arguments, batch_of, fused=fused)
   due = {round(batches * (i + 1) / evaluations) for i in range(evaluations)}
   said: list[tuple[int, Any]] = []
   with tqdm.tqdm(total=batches, unit='batch', disable=not progress, leave=False) as bar:
@@ -99,18 +99,18 @@ def train(plan: Plan, cluster: Cluster, hardware: Hardware, arguments: tuple[Any
   return _run(clock, begin, losses, said, replay.model())
 
 
-def _clock(plan: Plan, cluster: Cluster, hardware: Hardware, batches: int, seed: int) -> Clock:
-  nets = cluster.groups * cluster.trainers * cluster.nets
+def _clock(plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, seed: int) -> Clock:
+  nets = fleet.groups * fleet.trainers * fleet.nets
   if batches < nets:
     raise ValueError(f'{nets} nets want a batch each, got {batches=}')
-  if plan.nodes.trainers != cluster.trainers:
-    raise ValueError(f'the plan is for {plan.nodes.trainers} trainers of a group, the cluster has {cluster.trainers}')
-  held = [plan.graph.slots[k].path for k in plan.centers(cluster.dense) if plan.placement.slots[k] == TRAINER]
-  if held and cluster.trainers > 1:
+  if plan.nodes.trainers != fleet.trainers:
+    raise ValueError(f'the plan is for {plan.nodes.trainers} trainers of a group, the fleet has {fleet.trainers}')
+  held = [plan.graph.slots[k].path for k in plan.centers(fleet.dense) if plan.placement.slots[k] == TRAINER]
+  if held and fleet.trainers > 1:
     raise ValueError(f'trainers of a group would have parameters of their own ({held[0]}): place them on servers')
-  return Clock(plan, cluster, hardware, batches, seed)
+  return Clock(plan, fleet, hardware, batches, seed)
 
 
-def _run(clock: Clock, begin: float, losses: np.ndarray, said: list, model: Any) -> Run:
-  return Run(clock.now, clock.done, losses, said, {k: dict(v) for k, v in clock.staleness.items()},
+def _run(clock: Clock, begin: float, losses: np.ndarray, said: list, model: Any) -> VirtualRun:
+  return VirtualRun(clock.now, clock.done, losses, said, {k: dict(v) for k, v in clock.staleness.items()},
              clock.utilization(), clock.events, time.perf_counter() - begin, model)

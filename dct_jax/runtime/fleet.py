@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from dct_jax.transforms import averaging
+
 METHODS = ('easgd', 'averaging', 'bmuf')
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class Fleet:
   """Groups of trainers and servers.
 
   Attributes:
@@ -40,6 +42,13 @@ class Cluster:
       raise ValueError(f'alpha is above 0 and at most 1, gap and slack are not below 0, got {self}')
 
   @property
+  def averaging(self) -> averaging.Method:
+    """How groups are pulled together."""
+    if self.method == 'bmuf':
+      return averaging.block_momentum(1 - 1 / self.groups, alpha=self.alpha)
+    return averaging.elastic(self.alpha) if self.method == 'easgd' else averaging.mean(self.alpha)
+
+  @property
   def together(self) -> bool:
     """Whether a synchronization waits for all groups."""
-    return self.method != 'easgd'
+    return self.averaging.waits
