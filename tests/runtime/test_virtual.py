@@ -172,7 +172,8 @@ def test_fused_is_the_same_to_rounding(optimizer):
 
 @pytest.mark.parametrize(('groups', 'trainers', 'nets', 'group'), [(1, 1, 4, 0), (3, 1, 2, 0), (2, 2, 3, 2)])
 def test_replay_against_the_oracle(groups, trainers, nets, group):
-  plan, fleet = planned(group=group, trainers=trainers), Fleet(groups, trainers, nets, alpha=0.2, gap=1e-3 if group else 2e-6)
+  plan = planned(group=group, trainers=trainers)
+  fleet = Fleet(groups, trainers, nets, alpha=0.2, gap=1e-3 if group else 2e-6)
   slow_ones = {f'group{g}/trainer0': 100.0 for g in range(groups)}  # so that there is time to synchronize
   ticking = Clock(plan, fleet, Hardware(jitter=0.3, slow=slow_ones), 80)
   slots = {key[:2]: found for key, found in ticking.centers.items() if key[2] == 'slots'}

@@ -1,0 +1,78 @@
+"""Hierarchical training of a DLRM: many replicas against few groups, with the asynchrony that they would really have.
+
+    python experiments/hierarchical_dlrm.py                                  # 40 trainers against 5 groups, virtual time
+    python experiments/hierarchical_dlrm.py --method=nets12,nets96 --rows=500000
+"""
+
+import json
+import pathlib
+
+import numpy as np
+from absl import app, flags
+
+from dct_jax.runtime import virtual
+from dct_jax.train import experiment
+from shared.hierarchical import problem
+
+experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/hierarchical_dlrm.py', {
+    'data': (str, 'Criteo TSV, or directory with the files of Frappe; synthetic clicks unless given.'),
+    'rows': (int, 'Number of rows of the synthetic training set.'),
+    'batch': (int, 'Number of examples of a batch.'),
+    'groups': (int, 'Number of groups, each with a copy of the dense parameters.'),
+    'trainers': (int, 'Number of trainers of a group.'),
+    'servers': (int, 'Number of group parameter servers of a group; none makes a trainer a group.'),
+    'nets': (int, 'Number of batches that a trainer works on at the same time.'),
+    'sync': (str, 'Way to pull groups together: easgd, averaging or bmuf.'),
+    'alpha': (float, 'Strength with which a synchronization pulls.'),
+    'gap': (float, 'Seconds of virtual time between synchronizations of a server.'),
+    'forward': (str, 'Codec of activations: exact, bfloat16, float16 or int8.'),
+    'backward': (str, 'Codec of gradients of activations: exact, bfloat16, float16 or int8.'),
+    'rate': (str, 'Rate of a line, as 10gbit, before nodes are slowed down.'),
+    'learning_rate': (float, 'Learning rate of the dense parameters.'),
+    'row_learning_rate': (float, 'Learning rate of the tables.'),
+    'passes': (int, 'Number of passes over the data.'),
+})
+
+
+def train_one(config, path, sets=None):
+  """Trains one variant, or reads what it has given before."""
+  if path.exists():
+    return json.loads(path.read_text())
+  task = problem.make(config, sets if sets is not None else problem.load(config))
+  plan = problem.plan(config, task)
+  params = plan.split(task.params)
+  run = virtual.train(plan, problem.fleet(config), problem.hardware(config), (params, task.optimizer.init(params)),
+                      task.batch_of, task.batches, seed=config.seed, evaluate=task.evaluate,
+                      evaluations=config.evaluations)
+  found = _summary(config, task, run)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(found, indent=1))
+  return found
+
+
+def _summary(config, task, run):
+  mean = lambda counts: sum(s * n for s, n in counts.items()) / sum(counts.values())
+  return {'settings': json.loads(config.to_json()), 'best_ne': task.best, 'batches': run.batches,
+          'evaluations': [(done, {k: float(v) for k, v in said.items()}) for done, said in run.evaluations],
+          'ne': float(run.evaluations[-1][1]['ne']),
+          'train_loss': float(np.mean(run.losses[-max(run.batches // 10, 1):])),
+          'examples_per_second': run.examples_per_second(config.batch), 'seconds': run.seconds,
+          'staleness': {node: mean(counts) for node, counts in run.staleness.items()},
+          'events': run.events, 'wall_seconds': run.wall_seconds}
+
+
+def main(argv):
+  del argv
+  names = ['easgd40', 'ht5'] if flags.FLAGS.method == ['compare'] else flags.FLAGS.method
+  workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/hierarchical')
+  print(f'{"":12}{"NE":>9}{"examples/s":>12}{"staleness: dense":>18}{"tables":>8}')
+  for name in names:
+    config = experiment.config_of(name)
+    found = train_one(config, workdir / f'{name}-{config.seed}.json')
+    dense = [s for node, s in found['staleness'].items() if not node.startswith('sparse')]
+    print(f'{name:12}{found["ne"]:9.5f}{found["examples_per_second"]:12,.0f}{np.mean(dense):18.1f}'
+          f'{found["staleness"].get("sparse0", 0):8.1f}', flush=True)
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,1 @@
+"""What experiments with hierarchical training share: the net, its plan, the machines."""
