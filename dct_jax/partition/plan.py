@@ -142,9 +142,9 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
     ['group0', 'trainer']
     >>> params, state, value = made.simulate(params, optax.sgd(0.1).init(params), jnp.ones((16, 4)))
   """
-  def make(choice: splits_of.Choice) -> Plan:
+  def make(choice: splits_of.Choice, **more: Any) -> Plan:
     net, split = split_net(loss, optimizer, params, *batch, choice=choice, has_aux=has_aux)
-    return dataclasses.replace(plan_graph(net, nodes, **options), parts=split)
+    return dataclasses.replace(plan_graph(net, nodes, **{**options, **more}), parts=split)
 
   if splits != 'auto':
     if not (splits is None or isinstance(splits, Mapping)):
@@ -155,7 +155,9 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
   if (options.get('machine') or Machine()).memory < math.inf:
     net = train_net(loss, optimizer, params, *batch, has_aux=has_aux)
     first = _sharded(make, _estimate(net, nodes, **options), candidates)
-  return split_search.best(make, candidates, nodes.group, first=first, seconds=options.get('seconds', SECONDS))
+  quick = functools.partial(make, kicks=0)  # many choices are tried, and one is refined
+  found = split_search.best(quick, candidates, nodes.group, first=first, seconds=options.get('seconds', SECONDS))
+  return make(found.parts.choice if found.parts else {})
 
 
 def split_net(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *batch: Any,
@@ -188,7 +190,7 @@ def _estimate(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machin
 
 def plan_graph(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machine: Machine | None = None,
                rule: Sequence[rules.Rule] = (), method: str = 'greedy', seconds: float = SECONDS, seed: int = 0,
-               nets: int = 1) -> Plan:
+               nets: int = 1, kicks: int = refine.KICKS) -> Plan:
   """Places a program that has been traced.
 
   Args:
@@ -201,6 +203,7 @@ def plan_graph(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machi
     seconds: that the search may take.
     seed: for 'random'.
     nets: batches that a trainer works on at the same time, for memory.
+    kicks: how patient 'greedy' is; see `refine.refine`.
 
   Raises:
     ValueError: if something cannot be placed, or does not fit a node's memory.
@@ -213,7 +216,7 @@ def plan_graph(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machi
   at, optimal = rules.place(estimate, may), False
   moves: list[refine.Move] = []
   if method == 'greedy':
-    at, moves = refine.refine(estimate, at, may, seconds=seconds)
+    at, moves = refine.refine(estimate, at, may, seconds=seconds, kicks=kicks)
   elif method == 'exact':
     at, optimal = exact.solve(estimate, may, seconds=seconds)
   elif method == 'random':

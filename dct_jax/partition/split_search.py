@@ -21,7 +21,8 @@ def best(make: Callable[[Choice], Plan], candidates: Sequence[Candidate], server
   """The plan with about the least bottleneck that was found, and the least traffic of those.
 
   Nothing is split at first. Then pairs of layers that can be split together are tried, all at once and those of each
-  shape; then the heaviest layers, those of one shape at once, until that does not pay any more.
+  shape; then all layers, into parts of about one size; then the heaviest of what is left, those of one shape at once,
+  until that does not pay any more.
 
   Args:
     make: plans with a choice of splits. It raises ValueError for what does not fit.
@@ -34,12 +35,14 @@ def best(make: Callable[[Choice], Plan], candidates: Sequence[Candidate], server
     ValueError: if nothing fits.
   """
   search = _Search(make, dict(first or {}), time.monotonic() + seconds)
-  counts = sorted({2, 3, servers} & set(range(2, servers + 1)), reverse=True)
+  counts = sorted({2, 3, servers // 2, servers} & set(range(2, servers + 1)), reverse=True)
   pairs = list(_apart(candidates))
   groups = _shapes(pairs)
   search.attempt(_split(group, BOTH, n) for n in counts for group in ([pairs, *groups] if groups[1:] else groups))
   taken = {n for c in candidates if c.name in search.choice for n in (c.name, c.behind)}
-  for group in _shapes([c for c in candidates if ROWS not in c.kinds and c.name not in taken]):
+  left = [c for c in candidates if ROWS not in c.kinds and c.name not in taken]
+  search.attempt(_evenly(left, kind, n) for n in counts for kind in (VERTICAL, HORIZONTAL))
+  for group in _shapes([c for c in left if c.name not in search.choice]):
     if not search.attempt(_split(group, kind, n) for n in counts for kind in (VERTICAL, HORIZONTAL)):
       break
   return search.result()
@@ -48,6 +51,13 @@ def best(make: Callable[[Choice], Plan], candidates: Sequence[Candidate], server
 def _split(group: Sequence[Candidate], kind: str, parts: int) -> Choice:
   """All of these layers, but for those that are too narrow."""
   return {c.name: (kind, parts) for c in group if c.shape[0 if kind == HORIZONTAL else 1] >= parts}
+
+
+def _evenly(candidates: Sequence[Candidate], kind: str, parts: int) -> Choice:
+  """The heaviest layer in so many parts, and all others in parts that are not much larger than those."""
+  size = max((c.nbytes for c in candidates), default=0) / parts
+  wanted = {c.name: min(round(c.nbytes / size), c.shape[0 if kind == HORIZONTAL else 1]) for c in candidates}
+  return {name: (kind, n) for name, n in wanted.items() if n > 1}
 
 
 class _Search:
