@@ -121,3 +121,13 @@ def test_rows_of_the_document_on_sums_are_trained(tmp_path):
                         env=os.environ | {'PYTHONPATH': str(ROOT)})
   losses = [float(x) for x in re.findall(r'loss ([\d.]+)', done.stdout)]
   assert len(losses) == 50 and np.mean(losses[-5:]) < 0.8 * losses[0], done.stdout + done.stderr
+
+
+def test_the_guide_to_averaging(capsys):
+  """The Python blocks of docs/averaging.md are one program, and it learns."""
+  text = (ROOT / 'docs/averaging.md').read_text()
+  names = {}
+  for block in re.findall(r'```python\n(.*?)```', text, re.S):
+    exec(block.replace("jax.config.update('jax_num_cpu_devices', 8)\n", ''), names)  # tests have them
+  assert float(re.search(r'loss ([\d.]+)', capsys.readouterr().out)[1]) < 0.05
+  assert names['model']['w'].shape == (64, 16) and names['replica']['w'][0] == np.float32(0.7)

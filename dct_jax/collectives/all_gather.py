@@ -128,8 +128,10 @@ def _dense(layers, packed, room, axis_name):
     sums = axes.sum_together(pending, axis_name)
     words = jnp.full(workers, total + header.WORDS, jnp.uint32)
     sent = (8 * total // workers + 4 * header.WORDS) * (workers - 1)
-    unpacked = Unpacked(sums, jnp.ones(workers, jnp.uint32), jnp.full(workers, total, jnp.uint32))
-    return _Exchanged(unpacked, head._replace(length=head.wanted), words,
+    # The branches of messages read these from headers, which differ between groups where a mesh has several.
+    words, intact, entries = axes.vary_as(
+        (words, jnp.ones(workers, jnp.uint32), jnp.full(workers, total, jnp.uint32)), head)
+    return _Exchanged(Unpacked(sums, intact, entries), head._replace(length=head.wanted), words,
                       as_bytes(4 * (total + header.WORDS)), as_bytes(sent))
 
   return exchange

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dct_jax import axes
 from dct_jax.contract import Size
 
 STEEPEST, FLATTEST = 2.2, 1.25  # ratios of neighbouring rungs
@@ -61,5 +62,9 @@ def first_holding(steps: Sequence[int], wanted: jax.Array) -> jax.Array:
 
 
 def take(rung: jax.Array, branches: Sequence[Callable[[], Any]]) -> Any:
-  """What the function of a rung gives; all workers must be on the same one."""
-  return lax.switch(rung, branches) if len(branches) > 1 else branches[0]()
+  """What the function of a rung gives; all workers must be on the same one.
+
+  Groups of a mesh may be on different ones, and so all of it differs between them, numbers that branches know
+  beforehand included, which JAX does not see.
+  """
+  return axes.vary_as(lax.switch(rung, branches), (rung,)) if len(branches) > 1 else branches[0]()

@@ -87,7 +87,7 @@ class Checkpoints:
 
     Args:
       step: steps taken so far.
-      params: replicated.
+      params: replicated, or each group's as `dct_jax.init_groups` places them.
       opt_state: with every worker's residual in it.
       totals: bytes so far, for a log that goes on.
 
@@ -102,7 +102,7 @@ class Checkpoints:
                        f'{step=}; restore it, or use another directory')
     arrays = _named(params, opt_state)
     # Every process must describe the same thing: only process 0 writes it.
-    notes = {'step': step, 'workers': _workers(opt_state), 'config': self.config,
+    notes = {'step': step, 'workers': _workers((params, opt_state)), 'config': self.config,
              'totals': dict(totals or {}), 'arrays': _describe(arrays)}
     self._manager().save(step, args=ocp.args.Composite(
         arrays=(LocalSave if self._apart else ocp.args.StandardSave)(arrays), notes=ocp.args.JsonSave(notes)))
@@ -119,12 +119,15 @@ class Checkpoints:
     See `reshard` for who gets what then. With a new number of workers each process reads all
     workers' residuals.
 
+    Where each group has parameters of its own, give `axis_name` the axis of the groups: they may be more or fewer then
+    (`between_groups`), of as many workers each as before.
+
     Args:
-      params: as `dct_jax.init` made them, for their shapes.
+      params: as `dct_jax.init` or `dct_jax.init_groups` made them, for their shapes.
       opt_state: likewise.
       specs: of `opt_state`.
       mesh: to place them on.
-      axis_name: axis of the workers.
+      axis_name: axis of the workers, or of the groups.
       step: which one; the latest unless given.
       conserve: 'sum' or 'mean' of the residuals, if the number of workers has changed.
 
@@ -144,7 +147,9 @@ class Checkpoints:
     old, new = notes['workers'], mesh.shape[axis_name]
     rules = dict(zip(_named((), opt_state), resharding.rules(opt_state), strict=True))
     resharding.check(rules.values(), old, new)
-    places = _named(jax.tree.map(lambda _: PartitionSpec(), params), specs)
+    places = _named(jax.tree.map(lambda x: _spec(x, axis_name), params), specs)
+    if any(any(places[k]) for k in _named(params, ())):
+      rules = {k: resharding.between_groups(rules.get(k, resharding.MERGE)) for k in places}
     own = {k for k, spec in places.items() if any(spec)}
     _compare_arrays(notes['arrays'], _describe(_named(params, opt_state)), own, old, new)
     moved = own if old != new else set()
@@ -226,14 +231,20 @@ def _describe(arrays):
   return {k: {'shape': list(x.shape), 'dtype': x.dtype.name} for k, x in arrays.items()}
 
 
-def _workers(opt_state):
-  """The size of the axis over which the state is sharded."""
-  meshes = [(x.sharding.mesh, x.sharding.spec) for x in jax.tree.leaves(opt_state)
+def _workers(tree):
+  """The size of the axis over which parameters, or else the state, are sharded."""
+  meshes = [(x.sharding.mesh, x.sharding.spec) for x in jax.tree.leaves(tree)
             if isinstance(getattr(x, 'sharding', None), NamedSharding)]
   for mesh, spec in meshes:
     if any(spec):
       return mesh.shape[spec[0]]
   return meshes[0][0].size if meshes else 1
+
+
+def _spec(param, axis_name):
+  """Where a parameter lies: everywhere, unless each group has its own."""
+  mine = PartitionSpec(axis_name)
+  return mine if getattr(getattr(param, 'sharding', None), 'spec', None) == mine else PartitionSpec()
 
 
 def differing(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
@@ -278,6 +289,7 @@ def _spread(array, old, new, sharding, rule, conserve):
 
   def part(index):
     worker = (index[0].start or 0) // rows
-    return resharding.reshard(array, old, new, worker, rule, conserve)
+    mine = resharding.reshard(array, old, new, worker, rule, conserve)
+    return mine[(slice(None), *index[1:])]  # of a group, what a worker of it has
 
   return jax.make_array_from_callback((rows * new, *array.shape[1:]), sharding, part)

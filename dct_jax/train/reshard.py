@@ -23,6 +23,15 @@ def rules(opt_state: Any) -> list[str]:
   return [leaf.rule or usual(x) for leaf, x in zip(visit(opt_state), jax.tree.leaves(opt_state), strict=True)]
 
 
+def between_groups(rule: str) -> str:
+  """How a leaf goes to another number of groups, if `rule` says how it goes to another number of workers.
+
+  Groups that join have the mean of their parameters, and so of what is still to be added to them; a group that is new
+  is a copy. A worker's number is its number inside the group.
+  """
+  return {SUM: MERGE, MEAN: MERGE, RANK: COPY}.get(rule, rule)
+
+
 def check(rules: Iterable[str], old: int, new: int) -> None:
   """Refuses what only as many workers as made it can go on with."""
   if old != new and NEVER in rules:

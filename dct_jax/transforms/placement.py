@@ -14,28 +14,35 @@ from dct_jax import axes
 from dct_jax.state import MEAN, SUM, visit
 
 
-def make_mesh(workers: int | None = None, axis_name: str = 'data', stages: int = 1) -> Mesh:
+def make_mesh(workers: int | None = None, axis_name: str = 'data', stages: int = 1,
+              groups: int | None = None) -> Mesh:
   """A mesh over all processes' devices, with axes that accept unsharded inputs.
 
   Args:
-    workers: that share the batch; as many as there are devices for unless given.
+    workers: that share the batch, of each group if there are groups; as many as there are devices for unless given.
     axis_name: their axis.
     stages: of a pipeline; with more than one, the mesh has a second axis, 'stage', along which the devices of a
       worker lie.
+    groups: with a replica of the model each; the mesh then has an axis 'group' before the others (`init_groups`).
 
   Raises:
     ValueError: if there are not that many devices.
   """
-  available = jax.device_count()
-  workers = available // stages if workers is None else workers
-  if not 1 <= workers * stages <= available:
+  available, several = jax.device_count(), 1 if groups is None else groups
+  if several < 1:
+    raise ValueError(f'groups must be at least 1, got {groups=}')
+  workers = available // (stages * several) if workers is None else workers
+  needed = several * workers * stages
+  if not 1 <= needed <= available:
+    asked = f'{workers=} x {stages=}' if groups is None else f'{groups=} x {workers=} x {stages=}'
     raise ValueError(
-        f'{workers=} x {stages=} does not fit the {available} devices of the {jax.process_count()} processes '
+        f'{asked} does not fit the {available} devices of the {jax.process_count()} processes '
         'here; start more processes, or, for several devices in one process on a CPU, set '
-        f'jax.config.update("jax_num_cpu_devices", {workers * stages}) before the first use of JAX')
+        f'jax.config.update("jax_num_cpu_devices", {needed}) before the first use of JAX')
   shape, names = ((workers, stages), (axis_name, 'stage')) if stages > 1 else ((workers,), (axis_name,))
-  return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape),
-                       devices=jax.devices()[:workers * stages])
+  if groups is not None:
+    shape, names = (groups, *shape), ('group', *names)
+  return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape), devices=jax.devices()[:needed])
 
 
 def local_value_and_grad(fun: Callable, axis_name: axes.AxisName | None, **kwargs: Any) -> Callable:
