@@ -1,6 +1,6 @@
 """Hierarchical training of a DLRM: many replicas against few groups, with the asynchrony that they would really have.
 
-    python experiments/hierarchical_dlrm.py                                  # 40 trainers against 5 groups, virtual time
+    python experiments/hierarchical_dlrm.py                   # 40 trainers against 5 groups, in virtual time
     python experiments/hierarchical_dlrm.py --method=nets12,nets96 --rows=500000
 """
 

@@ -1,6 +1,6 @@
-"""Figures 3, 4 and 7 to 11 of the hierarchical training paper: a small DLRM trained in virtual time, a large one by clock.
+"""Figures 3, 4 and 7 to 11 of hierarchical training: a small DLRM trained in virtual time, a large one by the clock.
 
-    python experiments/hierarchical_figures.py     # 48 trainings of a minute or less; those that are there are not repeated
+    python experiments/hierarchical_figures.py     # 48 trainings of a minute or less; what is there is not repeated
 """
 
 import concurrent.futures
@@ -68,7 +68,8 @@ def quality(runs):
 def draw_quality(runs, found, path):
   figure = matplotlib.figure.Figure((11, 3.4), layout='constrained')
   third, fourth, seventh = figure.subplots(1, 3)
-  for axes, names, label in ((third, FIGURE3, 'trainers, each with a copy (12 nets)'), (fourth, FIGURE4, 'nets of one trainer')):
+  for axes, names, label in ((third, FIGURE3, 'trainers, each with a copy (12 nets)'),
+                             (fourth, FIGURE4, 'nets of one trainer')):
     x = [int(''.join(c for c in n if c.isdigit())) for n in names]
     axes.errorbar(x, [found[n]['percent'] if n != 'easgd40' else against(runs, n, 'easgd10')[0] for n in names],
                   [found[n]['plus_minus'] or 0 for n in names], marker='o', capsize=3)
@@ -96,7 +97,8 @@ def draw_clock(found, path):
   for axes, (title, numbers) in zip(panels, bars.items(), strict=False):
     axes.barh(list(numbers)[::-1], list(numbers.values())[::-1])
     axes.set_title(title)
-  for axes, key, label in ((panels[2], 'figure 10a', 'groups of 6 + 6'), (panels[3], 'figure 10b', 'trainers = servers of each of 8 groups')):
+  for axes, key, label in ((panels[2], 'figure 10a', 'groups of 6 + 6'),
+                           (panels[3], 'figure 10b', 'trainers = servers of each of 8 groups')):
     x, y = map(np.array, zip(*((int(k), v) for k, v in found[key].items()), strict=True))
     axes.plot(x, y / y[0], marker='o', label='by the clock')
     axes.plot(x, x / x[0], linestyle=':', color='grey', label='linear')
@@ -127,7 +129,8 @@ def main(argv):
   draw_quality(runs, found['quality'], pictures / 'hierarchical_quality.png')
   draw_clock(json.loads(out.read_text())['clock'], pictures / 'hierarchical_clock.png')
   for v, row in found['quality'].items():
-    print(f'{v:12} {np.mean(row["ne"]):.5f} {row["percent"]:+.2f}% +- {row["plus_minus"] or 0:.2f} against {row["against"]}')
+    apart = f'{row["percent"]:+.2f}% +- {row["plus_minus"] or 0:.2f}'
+    print(f'{v:12} {np.mean(row["ne"]):.5f} {apart} against {row["against"]}')
   print(json.dumps(found['clock'], indent=1))
 
 

@@ -1,4 +1,4 @@
-"""A DLRM with its tables as parameters, on click data, for plans: tables are one matrix, a field's ids after another's."""
+"""A DLRM on click data, for plans: its tables are one matrix of parameters, a field's ids after another's."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,8 +38,8 @@ class Problem(NamedTuple):
 
 def load(config) -> clicks.ClickSets:
   """The data."""
-  made = dict(rows=config.rows, test_rows=config.test_rows, seed=config.seed, vocabulary=config.vocabulary)
-  return clicks.load(config.data, config.cache, **({} if config.data else made))
+  made = {} if config.data else {k: config[k] for k in ('rows', 'test_rows', 'seed', 'vocabulary')}
+  return clicks.load(config.data, config.cache, **made)
 
 
 def make(config, sets: clicks.ClickSets) -> Problem:
