@@ -13,6 +13,8 @@ from dct_jax.kernels.dispatch import (
     qsgd_round_trip,
     qsgd_sum,
     settle,
+    shared_read,
+    shared_write,
     sketch_insert,
     sketch_query,
     stop_if,
@@ -25,7 +27,7 @@ from dct_jax.kernels.dispatch import (
 
 __all__ = [
     'BlockCodec', 'NO_QUOTA', 'Selected', 'all_finite', 'bit_packing', 'bitmaps', 'blocks', 'encode', 'hashing',
-    'levels', 'native_in_use', 'pack', 'qsgd_encode', 'qsgd_round_trip', 'qsgd_sum', 'settle', 'sketch_insert',
-    'sketch_query', 'stop_if', 'three_lc_encode', 'three_lc_sum', 'three_values', 'threshold', 'unpack_sum',
-    'use_native', 'zero_runs',
+    'levels', 'native_in_use', 'pack', 'qsgd_encode', 'qsgd_round_trip', 'qsgd_sum', 'settle', 'shared_read',
+    'shared_write', 'sketch_insert', 'sketch_query', 'stop_if', 'three_lc_encode', 'three_lc_sum', 'three_values',
+    'threshold', 'unpack_sum', 'use_native', 'zero_runs',
 ]

@@ -17,7 +17,17 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dct_jax import native
-from dct_jax.kernels import blocks, levels, qsgd_twin, select_twin, sketch_twin, stop_twin, stream_twin, three_lc_twin
+from dct_jax.kernels import (
+    blocks,
+    levels,
+    qsgd_twin,
+    select_twin,
+    shared_twin,
+    sketch_twin,
+    stop_twin,
+    stream_twin,
+    three_lc_twin,
+)
 from dct_jax.kernels.blocks import Layers, Shapes
 from dct_jax.kernels.select_twin import NO_QUOTA
 from dct_jax.wire.format import VALUE_CODES, index_code
@@ -344,3 +354,43 @@ def sketch_query(ids: jax.Array, count: ArrayLike, table: jax.Array, keys: jax.A
     return native.call('sketch_query', [_shape((rows or ids.size, unit), jnp.float32)],
                        [_control(count), ids, table, keys], by_id=bool(rows))[0]
   return sketch_twin.query(ids, jnp.asarray(count), table, keys, unit, rows)
+
+
+def shared_read(shared: np.ndarray) -> np.ndarray:
+  """A copy of memory that other threads may write at the same time: no number in it is half written."""
+  if not _shared_natively(shared):
+    return shared_twin.read(shared)
+  copy = np.empty_like(shared)
+  native.module().shared_read(copy, shared)
+  return copy
+
+
+def shared_write(shared: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
+  """Makes of `before` `after`, in memory that other threads write at the same time, without a lock.
+
+  Alone, the result is `after` to the bit. A number that others have changed since it was read is changed by the
+  difference; one that is to stay is not touched. Types other than float32, int32 and uint32 are written over.
+
+  Args:
+    shared: contiguous, and changed in place.
+    before: what was read.
+    after: what it would be now if nobody else had written.
+  """
+  after, before = np.asarray(after, order='C'), np.asarray(before, order='C')
+  if not shared.shape == before.shape == after.shape or not shared.dtype == before.dtype == after.dtype:
+    raise ValueError(f'shapes and types must be equal, got {shared.dtype}{shared.shape}, {before.dtype}{before.shape} '
+                     f'and {after.dtype}{after.shape}')
+  if shared.dtype not in _SHARED:
+    shared[...] = after
+  elif not _shared_natively(shared):
+    shared_twin.write(shared.reshape(-1), before.reshape(-1), after.reshape(-1))
+  else:
+    write = native.module().shared_write_float32 if shared.dtype == np.float32 else native.module().shared_write_int32
+    write(shared, before, after)
+
+
+_SHARED = (np.float32, np.int32, np.uint32)
+
+
+def _shared_natively(shared: np.ndarray) -> bool:
+  return native_in_use() and shared.dtype in _SHARED and shared.flags.c_contiguous

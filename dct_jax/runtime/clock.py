@@ -19,7 +19,7 @@ from dct_jax.partition import Plan
 from dct_jax.partition.graph import nbytes
 from dct_jax.partition.placement import DENSE, GROUP, SPARSE, TRAINER
 from dct_jax.partition.tasks import Task, tasks_of
-from dct_jax.runtime.fleet import Fleet
+from dct_jax.runtime.fleet import Fleet, shares
 
 READ, RUN, AGAIN, DONE, LOST = 'read', 'run', 'again', 'done', 'lost'
 SNAPSHOT, CENTER, APPLY = 'snapshot', 'center', 'apply'
@@ -421,12 +421,8 @@ class Clock:
 
 def _centers(plan: Plan, fleet: Fleet) -> dict:
   """(node, dense server, 'slots' or 'bytes') -> what of the node's parameters that server keeps a copy of."""
-  if fleet.groups == 1:
-    return {}
   found: dict = {}
-  for slot, name in plan.centers(fleet.dense).items():
-    node, dense = plan.placement.slots[slot], int(name.removeprefix(DENSE))
-    found.setdefault((node, dense, 'slots'), []).append(slot)
-    found[node, dense, 'bytes'] = found.get((node, dense, 'bytes'), 0) + nbytes(
-        plan.graph.avals[plan.graph.slots[slot].value])
+  for key, slots in shares(plan, fleet).items():
+    found[*key, 'slots'] = slots
+    found[*key, 'bytes'] = sum(nbytes(plan.graph.avals[plan.graph.slots[k].value]) for k in slots)
   return found

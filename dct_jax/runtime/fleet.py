@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from dct_jax.partition import Plan
+from dct_jax.partition.placement import DENSE, TRAINER
 from dct_jax.transforms import averaging
 
 METHODS = ('easgd', 'averaging', 'bmuf')
@@ -52,3 +54,29 @@ class Fleet:
   def together(self) -> bool:
     """Whether a synchronization waits for all groups."""
     return self.averaging.waits
+
+
+def check(plan: Plan, fleet: Fleet, batches: int) -> None:
+  """Refuses a plan and a number of batches that a fleet cannot train.
+
+  Raises:
+    ValueError: if there are fewer batches than nets, or parameters are on trainers that share a group.
+  """
+  nets = fleet.groups * fleet.trainers * fleet.nets
+  if batches < nets:
+    raise ValueError(f'{nets} nets want a batch each, got {batches=}')
+  if plan.nodes.trainers != fleet.trainers:
+    raise ValueError(f'the plan is for {plan.nodes.trainers} trainers of a group, the fleet has {fleet.trainers}')
+  held = [plan.graph.slots[k].path for k in plan.centers(fleet.dense) if plan.placement.slots[k] == TRAINER]
+  if held and fleet.trainers > 1:
+    raise ValueError(f'trainers of a group would have parameters of their own ({held[0]}): place them on servers')
+
+
+def shares(plan: Plan, fleet: Fleet) -> dict[tuple[str, int], list[int]]:
+  """(node of the plan, dense server) -> slots of the node of which the server has the center; none for one group."""
+  found: dict[tuple[str, int], list[int]] = {}
+  for slot, dense in plan.centers(fleet.dense).items() if fleet.groups > 1 else ():
+    node = plan.placement.slots[slot]
+    assert node is not None, 'a parameter has one home'
+    found.setdefault((node, int(dense.removeprefix(DENSE))), []).append(slot)
+  return found

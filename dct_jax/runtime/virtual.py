@@ -11,9 +11,8 @@ import numpy as np
 import tqdm
 
 from dct_jax.partition import Plan
-from dct_jax.partition.placement import TRAINER
 from dct_jax.runtime.clock import DONE, Clock, Hardware
-from dct_jax.runtime.fleet import Fleet
+from dct_jax.runtime.fleet import Fleet, check
 from dct_jax.runtime.replay import Replay
 
 
@@ -100,14 +99,7 @@ def train(plan: Plan, fleet: Fleet, hardware: Hardware, arguments: tuple[Any, An
 
 
 def _clock(plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, seed: int) -> Clock:
-  nets = fleet.groups * fleet.trainers * fleet.nets
-  if batches < nets:
-    raise ValueError(f'{nets} nets want a batch each, got {batches=}')
-  if plan.nodes.trainers != fleet.trainers:
-    raise ValueError(f'the plan is for {plan.nodes.trainers} trainers of a group, the fleet has {fleet.trainers}')
-  held = [plan.graph.slots[k].path for k in plan.centers(fleet.dense) if plan.placement.slots[k] == TRAINER]
-  if held and fleet.trainers > 1:
-    raise ValueError(f'trainers of a group would have parameters of their own ({held[0]}): place them on servers')
+  check(plan, fleet, batches)
   return Clock(plan, fleet, hardware, batches, seed)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax
 from dct_jax.partition import Plan
 from dct_jax.partition.graph import BATCH, LOSS, UPDATE
 from dct_jax.partition.placement import TRAINER
-from dct_jax.partition.programs import Program
+from dct_jax.partition.programs import Program, RoundStep
 from dct_jax.partition.segments import Segment
 from dct_jax.partition.simulate import Node
 from dct_jax.partition.tasks import Task
@@ -65,11 +65,7 @@ class _PlainWork(Work):
     node = self.nodes[name]
     for peer in step.receives:
       node.receive(step, peer, self.mail.pop((peer, name, step.round)))
-    for segment in step.runs:
-      if segment.phase == UPDATE:  # of parameters as they are now
-        node.known.update((plan.graph.slots[k].value, x) for k, x in store.items())
-      node.run_segment(segment)
-      store.update((k, node.known[v]) for k, v in _written(plan, program, segment))
+    run_segments(plan, program, node, step, lambda: store, lambda _, new: store.update(new))
     for peer in step.sends:
       self.mail[name, peer, step.round + 1] = node.send(step, peer)
 
@@ -134,6 +130,27 @@ class _FusedWork(Work):
 
   def loss(self) -> jax.Array:
     return self.known[TRAINER, self.shared.told]
+
+
+def run_segments(plan: Plan, program: Program, node: Node, step: RoundStep, read: Callable[[], Slots],
+                 write: Callable[[Slots, Slots], None]) -> None:
+  """Runs the segments of a round where nets share parameters.
+
+  Args:
+    plan: of the program.
+    program: of the node.
+    node: what the batch knows there.
+    step: of the program.
+    read: the slots as they are now; an update is of these, not of those that the batch read.
+    write: takes the slots that were read for an update, and those that it changes.
+  """
+  for segment in step.runs:
+    held = read() if segment.phase == UPDATE else {}
+    node.known.update((plan.graph.slots[k].value, x) for k, x in held.items())
+    node.run_segment(segment)
+    new = {k: node.known[v] for k, v in _written(plan, program, segment)}
+    if new:
+      write(held, new)
 
 
 def _loss(plan: Plan, programs: Mapping[str, Program]) -> int:

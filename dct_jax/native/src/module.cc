@@ -1,8 +1,10 @@
-// The Python module dct_jax.native._native: handlers by name, and channels, which are no kernels.
+// The Python module dct_jax.native._native: handlers by name; channels and memory that threads share, which XLA does
+// not know.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "common/handler.h"
+#include "kernels/shared_memory.h"
 #include "transport/channel.h"
 
 // Every handler, by the name that Python calls it by. Each is defined beside its kernel.
@@ -98,7 +100,55 @@ PyObject* timeline(PyObject*, PyObject* number) {
   }
 }
 
+// Buffers of Python objects, of equal length, held until the end of a call. The first one may be written.
+class Buffers {
+ public:
+  Buffers(PyObject* args, int count, const char* format) {
+    Py_buffer* v = views_;
+    ok_ = count == 2 ? PyArg_ParseTuple(args, format, v, v + 1) : PyArg_ParseTuple(args, format, v, v + 1, v + 2);
+    count_ = ok_ ? count : 0;
+    for (int i = 1; i < count_ && ok_; ++i) ok_ = v[i].len == v[0].len && v[i].len % 4 == 0;
+    if (count_ && !ok_) PyErr_SetString(PyExc_ValueError, "arrays must have as many words of four bytes each");
+  }
+  ~Buffers() {
+    for (int i = 0; i < count_; ++i) PyBuffer_Release(&views_[i]);
+  }
+  explicit operator bool() const { return ok_; }
+  template <typename T>
+  T* as(int i) { return static_cast<T*>(views_[i].buf); }
+  int64_t words() const { return views_[0].len / 4; }
+
+ private:
+  Py_buffer views_[3];
+  int count_ = 0;
+  bool ok_ = false;
+};
+
+// shared_read(copy, shared): copies memory that other threads may write.
+PyObject* shared_read(PyObject*, PyObject* args) {
+  Buffers buffers(args, 2, "w*y*");
+  if (!buffers) return nullptr;
+  Py_BEGIN_ALLOW_THREADS
+  dct::shared_read(buffers.as<uint32_t>(1), buffers.as<uint32_t>(0), buffers.words());
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+// shared_write_float32(shared, before, after), and the same of int32.
+template <typename T>
+PyObject* shared_write(PyObject*, PyObject* args) {
+  Buffers buffers(args, 3, "w*y*y*");
+  if (!buffers) return nullptr;
+  Py_BEGIN_ALLOW_THREADS
+  dct::shared_write<T>(buffers.as<T>(0), buffers.as<T>(1), buffers.as<T>(2), buffers.words());
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
+    {"shared_read", shared_read, METH_VARARGS, "Copies memory that other threads may write."},
+    {"shared_write_float32", shared_write<float>, METH_VARARGS, "Writes memory that other threads may write."},
+    {"shared_write_int32", shared_write<uint32_t>, METH_VARARGS, "Writes memory that other threads may write."},
     {"timeline", timeline, METH_O, "When a channel's exchanges ran."},
     {"open_channel", open_channel, METH_VARARGS, "Opens a channel over connected sockets."},
     {"close_channel", close_channel, METH_O, "Closes a channel."},
@@ -114,6 +164,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in loader.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 10);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 11);
   return self;
 }

@@ -1,0 +1,105 @@
+"""What every node with parameters does: it runs rounds of batches on them, once each, and keeps them in files."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dct_jax.partition import Plan
+from dct_jax.partition.graph import BATCH
+from dct_jax.partition.programs import Program, RoundStep
+from dct_jax.partition.simulate import Node
+from dct_jax.runtime import work
+from dct_jax.runtime.cluster.store import Store
+
+NOTES = 'applied'  # beside the numbers of slots
+
+
+class Host:
+  """A node of a plan, its parameters, and which updates they have had.
+
+  Args:
+    plan: of a group's program.
+    name: of the node in the plan.
+    leaves: parameters and optimizer state of the planned function, those of other nodes included.
+
+  Attributes:
+    program: what the node executes.
+    store: its parameters, which all nets share.
+  """
+
+  def __init__(self, plan: Plan, name: str, leaves: list[Any]):
+    self.plan, self.name, self.graph = plan, name, plan.graph
+    self.program: Program = plan.transform(apart=True)[name]
+    kept = [k for k in self.program.slots if plan.graph.slots[k].kind != BATCH]
+    self.store = Store(plan.graph, {k: leaves[k] for k in kept})
+    # Net -> its batch, and rounds of it that update: whether they have done so.
+    self._applied: dict[int, tuple[int, dict[int, bool]]] = {}
+    self._noting = threading.Lock()
+
+  def begin(self, net: int, batch: int, slots: Mapping[int, Any]) -> Passage:
+    """A batch comes by."""
+    return Passage(self, net, batch, slots)
+
+  def first_time(self, net: int, batch: int, number: int) -> bool:
+    """Whether a round of a net's batch has not begun to update yet. One that is tried again must not do so twice."""
+    with self._noting:
+      if self._applied.get(net, (-1, {}))[0] != batch:
+        self._applied[net] = batch, {}
+      rounds = self._applied[net][1]
+      fresh = number not in rounds
+      rounds.setdefault(number, False)
+      return fresh
+
+  def applied(self, net: int, batch: int, number: int) -> None:
+    """Notes that a round has updated."""
+    with self._noting:
+      if self._applied[net][0] == batch:
+        self._applied[net][1][number] = True
+
+  def arrays(self) -> dict[str, np.ndarray]:
+    """All that the node needs to go on, for a file. What it notes as applied is in the parameters."""
+    with self._noting:
+      applied = {str(net): [batch, [r for r, done in rounds.items() if done]]
+                 for net, (batch, rounds) in self._applied.items()}
+    return {**self.store.arrays(), NOTES: np.frombuffer(json.dumps(applied).encode(), np.uint8)}
+
+  def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+    """Goes on from what `arrays` has given."""
+    applied = json.loads(bytes(arrays[NOTES]))
+    self.store.restore({k: x for k, x in arrays.items() if k != NOTES})
+    self._applied = {int(net): (batch, dict.fromkeys(rounds, True)) for net, (batch, rounds) in applied.items()}
+
+
+class Passage:
+  """A net's batch on one node: what it knows there, from its first round to its last."""
+
+  def __init__(self, host: Host, net: int, batch: int, slots: Mapping[int, Any]):
+    self.host, self.net, self.batch = host, net, batch
+    self._slots = dict(slots)
+    self._node: Node | None = None
+    self._seen = 0
+
+  @property
+  def node(self) -> Node:
+    """Values that are known. The first look at it is the batch's read of all parameters of this node."""
+    if self._node is None:
+      self._seen = self.host.store.writes
+      held = {**self.host.store.read(), **self._slots}
+      self._node = Node(self.host.graph, self.host.program, {k: held[k] for k in self.host.program.slots})
+    return self._node
+
+  def run(self, step: RoundStep) -> None:
+    """Runs a round, and applies its updates unless they were applied when the batch was tried before."""
+    updates = any(segment.phase == work.UPDATE for segment in step.runs)
+    fresh = not updates or self.host.first_time(self.net, self.batch, step.round)
+    write = self.host.store.write if fresh else lambda before, after: None
+    work.run_segments(self.host.plan, self.host.program, self.node, step, self.host.store.read, write)
+    if updates and fresh:
+      self.host.applied(self.net, self.batch, step.round)
+      self.host.store.wrote(self._seen)
+      self._seen = self.host.store.writes  # its own second update is nobody else's

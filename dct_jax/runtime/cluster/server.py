@@ -1,0 +1,54 @@
+"""A parameter server: it runs its part of the program for whichever net asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dct_jax.partition import Plan
+from dct_jax.partition.placement import TRAINER
+from dct_jax.runtime.cluster import messages
+from dct_jax.runtime.cluster.host import Host, Passage
+from dct_jax.runtime.cluster.messages import RUN, Head
+
+
+class Server(Host):
+  """A group or sparse parameter server.
+
+  Args:
+    plan: of a group's program.
+    name: of the node in the plan.
+    leaves: parameters and optimizer state of the planned function.
+
+  Attributes:
+    asked: number of rounds that were asked for.
+  """
+
+  def __init__(self, plan: Plan, name: str, leaves: list[Any]):
+    super().__init__(plan, name, leaves)
+    self._steps = {step.round: step for step in self.program.steps}
+    self._in = {r: messages.layout_of(self.graph, s.receives.get(TRAINER, ())) for r, s in self._steps.items()}
+    self._out = {r: messages.layout_of(self.graph, s.sends.get(TRAINER, ())) for r, s in self._steps.items()}
+    self._under_way: dict[int, tuple[tuple[int, int], Passage]] = {}  # net -> (batch, attempt), and what it knows
+    self.asked = 0
+
+  def answer(self, head: Head, body: memoryview) -> bytes:
+    """Runs a round of a net's batch, and sends back what the trainer needs of it."""
+    if head.kind != RUN or head.round not in self._steps:
+      raise ValueError(f'{self.name} has no round {head.round}; is this a plan of another run?')
+    self.asked += 1
+    step, passage = self._steps[head.round], self._passage(head)
+    if step.receives:
+      passage.node.receive(step, TRAINER, self._in[head.round].unpack(body))
+    passage.run(step)
+    sent = passage.node.send(step, TRAINER) if step.sends else []
+    if head.round == max(self._steps):
+      self._under_way.pop(head.sender, None)
+    return messages.join(head, self._out[head.round].pack(sent))
+
+  def _passage(self, head: Head) -> Passage:
+    which = head.batch, head.attempt
+    known, passage = self._under_way.get(head.sender, (None, None))
+    if passage is None or known != which:
+      passage = self.begin(head.sender, head.batch, {})
+      self._under_way[head.sender] = which, passage
+    return passage

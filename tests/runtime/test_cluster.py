@@ -1,0 +1,349 @@
+"""A cluster on threads, over real connections: bits, asynchrony, synchronization, losses of nodes, files, strangers."""
+
+import json
+import pathlib
+import socket
+import threading
+import time
+from multiprocessing import connection
+
+import clusters
+import jax
+import numpy as np
+import pytest
+
+from dct_jax import partition
+from dct_jax.runtime import Fleet
+from dct_jax.runtime.cluster import Job, Published, Watch, calls, driver, job, messages, saves, threads
+from dct_jax.runtime.cluster.reader import Gate, Journal
+from dct_jax.runtime.cluster.store import Store
+
+QUICK = Watch(poll=0.02)
+
+
+# One net: the bits of one process.
+
+@pytest.mark.parametrize(('plan', 'task'), [
+    (clusters.planned, clusters.JOB), (lambda: clusters.planned(group=0), clusters.JOB),
+    (lambda: clusters.planned(codec=partition.Codecs('int8', 'bfloat16')), clusters.JOB),
+    (clusters.planned_tables, clusters.TABLES)], ids=['servers', 'trainer', 'codecs', 'tables'])
+def test_one_net_has_the_bits_of_one_process(plan, task, tmp_path):
+  plan = plan()
+  run = threads.train(task, plan, Fleet(), 12, tmp_path, watch=QUICK)
+  losses, params = clusters.simulated(plan, task, 12)
+  assert [run.losses[i] for i in range(12)] == losses
+  assert clusters.same_bits(run.model, params)
+  assert all(set(counts) <= {0} for counts in run.staleness.values())
+
+
+def test_split_layers_come_back_joined(tmp_path):
+  net = clusters.make_net()
+  plan = partition.plan(net.loss, net.optimizer, net.params, *net.batch, nodes=partition.Nodes(group=2),
+                        splits={'a': ('vertical', 2)})
+  run = threads.train(clusters.JOB, plan, Fleet(), 6, tmp_path, watch=QUICK)
+  assert jax.tree.map(np.shape, run.model) == jax.tree.map(np.shape, net.params)
+  assert not clusters.same_bits(run.model, net.params)
+
+
+# Many nets.
+
+@pytest.mark.parametrize('method', ['easgd', 'averaging', 'bmuf'])
+def test_groups_of_trainers_train_and_are_pulled_together(method, tmp_path):
+  fleet = Fleet(groups=2, trainers=2, nets=2, dense=2, method=method, alpha=0.5, gap=0.01)
+  run = threads.train(clusters.JOB, clusters.planned(trainers=2), fleet, 400, tmp_path, watch=QUICK)
+  assert sorted(run.losses) == list(range(400))
+  assert np.mean([run.losses[i] for i in range(380, 400)]) < 0.5 * np.mean([run.losses[i] for i in range(20)])
+  assert max(max(counts) for counts in run.staleness.values() if counts) > 0
+  assert sum(run.staleness['group0/group0'].values()) + sum(run.staleness['group1/group0'].values()) == 400
+
+
+def test_slack_keeps_nets_together():
+  gate = Gate({0: 0, 1: 0, 2: 1}, slack=1)
+  for _ in range(2):
+    assert gate.open_for(0, 0)
+    gate.count(0)
+  assert not gate.open_for(0, 0.01) and gate.open_for(1, 0) and gate.open_for(2, 0)
+  gate.count(1)
+  assert gate.open_for(0, 0)
+  gate.count(0)
+  assert not gate.open_for(0, 0)
+  gate.leave(1)
+  assert gate.open_for(0, 0)
+
+
+# An update that is tried again.
+
+def test_a_round_updates_once_however_often_it_is_asked_for(tmp_path):
+  plan = clusters.planned()
+  crew = threads.Threads(job.blueprint(clusters.JOB, plan, Fleet(), 4), driver.prepare(
+      job.blueprint(clusters.JOB, plan, Fleet(), 4), tmp_path, False))
+  try:
+    server = crew._members['group0/group1'].body
+    updating = [s.round for s in server.program.steps if any(r.phase == 'update' for r in s.runs)]
+    assert updating and server.first_time(7, 3, updating[0])
+    assert not server.first_time(7, 3, updating[0])
+    assert server.first_time(7, 4, updating[0]) and server.first_time(8, 4, updating[0])
+  finally:
+    crew.close()
+
+
+def test_what_was_begun_and_not_done_is_no_part_of_a_checkpoint(tmp_path):
+  plan = clusters.planned()
+  crew = threads.Threads(job.blueprint(clusters.JOB, plan, Fleet(), 1), tmp_path)
+  try:
+    server = crew._members['group0/group0'].body
+    server.first_time(7, 3, 5)
+    server.first_time(8, 3, 5)
+    server.applied(8, 3, 5)
+    server.restore(server.arrays())
+    assert server.first_time(7, 3, 5) and not server.first_time(8, 3, 5)
+  finally:
+    crew.close()
+
+
+# Nodes that are lost.
+
+@pytest.mark.parametrize('name', ['group0/group1', 'sparse0', 'dense0', 'reader0', 'group1/trainer0'])
+def test_a_lost_node_comes_back_and_all_batches_are_done(name, tmp_path):
+  """Every node in turn is dropped in the middle, with all that it knew."""
+  tables = name == 'sparse0'
+  task = clusters.TABLES if tables else clusters.JOB
+  plan = clusters.planned_tables() if tables else clusters.planned()
+  fleet, lost = Fleet(groups=2, nets=2, gap=0.01), threading.Event()
+  blueprint = job.blueprint(task, plan, fleet, 300)
+  crew = threads.Threads(blueprint, driver.prepare(blueprint, tmp_path, False))
+
+  def drop(look):
+    if look.done > 60 and not lost.is_set():
+      lost.set()
+      crew.lose(name)
+
+  try:
+    run = driver.Driver(crew, plan, blueprint, tmp_path, Watch(poll=0.02, checkpoint=0.05, show=drop)).run()
+  finally:
+    crew.close()
+  assert lost.is_set() and any(f'{name} is lost' in line for line in run.log)
+  assert any(f'{name} is back' in line for line in run.log)
+  restored = any(f'{name} goes on from checkpoint' in line for line in run.log)
+  assert restored == (name not in ('reader0', 'group1/trainer0'))  # those have nothing, or a journal
+  assert crew._members['reader0'].body.done == 300
+  assert len(run.losses) >= 290  # a lost trainer takes some that it had not told with it
+
+
+def test_a_run_goes_on_where_its_checkpoint_was(tmp_path):
+  """The driver and all nodes end in the middle, as if they had been killed."""
+  plan, fleet = clusters.planned(), Fleet()
+  blueprint = job.blueprint(clusters.JOB, plan, fleet, 200)
+  crew = threads.Threads(blueprint, driver.prepare(blueprint, tmp_path, False))
+  watch = driver.Driver(crew, plan, blueprint, tmp_path, QUICK)
+  while sum(watch._done.values()) < 40:
+    watch._look()
+    time.sleep(0.02)
+  watch.save()
+  acknowledged = json.loads((watch.checkpoints.whole('group0')[-1] / 'group0.json').read_text())['batches']
+  crew.close()
+  time.sleep(0.2)
+  with pytest.raises(ValueError, match='has a run already'):
+    threads.train(clusters.JOB, plan, fleet, 200, tmp_path)
+  run = threads.train(clusters.JOB, plan, fleet, 200, tmp_path, watch=QUICK, resume=True)
+  assert acknowledged >= 40 and sorted(run.losses) == list(range(200))
+  assert any('goes on from checkpoint' in line for line in run.log)
+  assert sum(run.staleness['group0/group0'].values()) <= 200 - acknowledged + 1
+  again = threads.train(clusters.JOB, plan, fleet, 200, tmp_path, watch=QUICK, resume=True)  # nothing is left to do
+  assert clusters.same_bits(again.model, run.model)
+
+
+def test_nodes_that_announce_to_leave_go_together(tmp_path):
+  plan, asked = clusters.planned(), threading.Event()
+
+  def announce(look):
+    if look.done > 20 and not asked.is_set():
+      asked.set()
+      (tmp_path / 'maintenance').mkdir()
+      for name in ('group0.group0', 'group0.group1'):
+        (tmp_path / 'maintenance' / name).touch()
+
+  watch = Watch(poll=0.02, checkpoint=100.0, defer=0.1, show=announce)
+  run = threads.train(clusters.JOB, plan, Fleet(nets=2), 400, tmp_path, watch=watch)
+  left = [i for i, line in enumerate(run.log) if 'leaves for maintenance' in line]
+  assert len(left) == 2 and left[1] == left[0] + 1
+  assert any('goes on from checkpoint' in line for line in run.log[left[1]:])
+  assert not list((tmp_path / 'maintenance').iterdir())
+
+
+# Models for predictions.
+
+def test_published_models_are_whole_while_training_goes_on(tmp_path):
+  plan, seen = clusters.planned(), []
+  published = Published(tmp_path / 'published', plan)
+
+  def serve(look):
+    try:
+      seen.append(published.newest()[1])
+    except FileNotFoundError:
+      pass
+
+  fleet = Fleet(groups=2, gap=0.01)
+  run = threads.train(clusters.JOB, plan, fleet, 300, tmp_path, watch=Watch(poll=0.02, publish=0.05, show=serve))
+  model, notes = published.newest()
+  assert clusters.same_bits(model, run.model) and notes['batches'] == 300
+  assert len({n['number'] for n in seen}) > 1 and [n['number'] for n in seen] == sorted(n['number'] for n in seen)
+  assert len(run.publishing) >= 2 and max(run.publishing) < 5
+
+
+def test_damaged_and_foreign_models_are_refused(tmp_path):
+  plan = clusters.planned()
+  with pytest.raises(FileNotFoundError, match='no model has been published'):
+    Published(tmp_path, plan).newest()
+  place = saves.Saves(tmp_path).begin()
+  saves.write(place / 'a.npz', {'0': np.zeros(3, np.float32)})
+  saves.Saves(tmp_path).finish(place, 'model', {'files': ['a.npz'], 'program': 'another'})
+  with pytest.raises(ValueError, match='model of another program'):
+    Published(tmp_path, plan).newest()
+  saves.Saves(tmp_path).finish(place, 'model', {'files': ['a.npz'], 'program': plan.graph.fingerprint})
+  with pytest.raises(ValueError, match='parameters are missing'):
+    Published(tmp_path, plan).newest()
+  data = bytearray((place / 'a.npz').read_bytes())
+  data[len(data) // 3] ^= 1
+  (place / 'a.npz').write_bytes(data)
+  with pytest.raises(ValueError, match='is damaged'):
+    Published(tmp_path, plan).newest()
+
+
+def test_an_older_checkpoint_is_better_than_a_damaged_one(tmp_path):
+  kept = saves.Saves(tmp_path)
+  for i in range(4):
+    place = kept.begin()
+    saves.write(place / 'dense0.npz', {'x': np.full(100, i)})
+    kept.finish(place, 'dense0', {})
+  assert [p.name for p in kept.whole('dense0')] == ['000003', '000004']  # two are kept
+  path = kept.whole('dense0')[-1] / 'dense0.npz'
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 4
+  path.write_bytes(data)
+  place, arrays = kept.newest('dense0', 'dense0')
+  assert place.name == '000003' and arrays['x'][0] == 2
+  assert kept.newest('dense1', 'dense1') is None
+
+
+# Stores, readers and lines.
+
+def test_checkpoints_of_other_nodes_are_refused():
+  plan = clusters.planned()
+  leaves = jax.tree.leaves(clusters.params())
+  store = Store(plan.graph, {0: leaves[0]})
+  with pytest.raises(ValueError, match='another plan or node: slots 0'):
+    store.restore({'0': np.zeros((2, 2), np.float32)})
+
+
+def test_a_reader_gives_every_batch_to_one_net_and_again_to_who_has_lost_it(tmp_path):
+  journal = Journal(tmp_path / 'j', [4, 9])
+  turn = lambda t: t if t < 3 else None
+  assert journal.take(4, turn) == 0 and journal.take(9, turn) == 1 and journal.take(4, turn) == 0
+  assert journal.finish(4, 0) and not journal.finish(4, 0) and journal.done == 1
+  assert Journal(tmp_path / 'j', [4, 9]).take(9, turn) == 1  # a new process
+  assert journal.take(4, turn) == 2 and journal.finish(4, 2) and journal.take(4, turn) is None
+  with pytest.raises(ValueError, match='no net 5'):
+    journal.take(5, turn)
+
+
+def test_two_readers_share_the_batches(tmp_path):
+  fleet = Fleet(groups=2, gap=0.01)
+  run = threads.train(clusters.JOB, clusters.planned(), fleet, 101, tmp_path, readers=2, watch=QUICK)
+  assert sorted(run.losses) == list(range(101))
+
+
+def desk(answer=lambda head, body: messages.join(head, bytes(body)), token=b'secret'):
+  return calls.Desk(answer, token)
+
+
+def test_lines_carry_questions_and_errors():
+  served = desk()
+  line = calls.Line(lambda: served.address, b'secret', 'it')
+  for body in (b'', b'x' * 300_000):
+    line.ask(messages.join(messages.Head(messages.RUN, batch=5), body))
+    head, came = line.answer()
+    assert bytes(came) == body and head.batch == 5
+  served.close()
+  with pytest.raises(ConnectionError, match='it is gone'):
+    for _ in range(3):
+      line.ask(messages.join(messages.Head(messages.RUN)))
+      line.answer()
+  broken = desk(lambda head, body: 1 / 0)
+  line = calls.Line(lambda: broken.address, b'secret', 'it')
+  line.ask(messages.join(messages.Head(messages.RUN)))
+  with pytest.raises(RuntimeError, match='it says: ZeroDivisionError'):
+    line.answer()
+  broken.close()
+
+
+def test_strangers_and_damaged_messages_get_nothing():
+  served = desk()
+  line = calls.Line(lambda: served.address, b'wrong', 'it')
+  with pytest.raises(ConnectionError, match='it is gone'):
+    line.ask(b'')
+  silent = [socket.create_connection(served.address) for _ in range(50)]
+  silent[0].sendall(b'\xff' * 100)
+  good = calls.Line(lambda: served.address, b'secret', 'it')
+  good.ask(messages.join(messages.Head(messages.RUN), b'abc'))
+  assert bytes(good.answer()[1]) == b'abc'
+  whole = bytearray(messages.join(messages.Head(messages.RUN), b'abc'))
+  for i in (len(whole) - 1, messages.HEAD.size - 5):
+    hurt = bytearray(whole)
+    hurt[i] ^= 1
+    good.ask(bytes(hurt))
+    with pytest.raises(RuntimeError, match='damaged'):
+      good.answer()
+  for s in silent:
+    s.close()
+  served.close()
+
+
+def test_a_length_is_not_believed():
+  """A message that claims more than there may be ends its connection, and nothing is allocated for it."""
+  served = desk()
+  with connection.Client(served.address) as call:
+    calls._prove(call, b'secret', first=False)
+    wire = socket.socket(fileno=socket.dup(call.fileno()))
+    wire.sendall(b'\xff\xff\xff\xff' + (1 << 40).to_bytes(8, 'big'))
+    wire.settimeout(5)
+    assert wire.recv(1) == b''
+    wire.close()
+  served.close()
+
+
+# What does not fit.
+
+def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path):
+  plan = clusters.planned()
+  train = lambda *args, **options: threads.train(*args, **options)
+  with pytest.raises(ValueError, match='6 nets want a batch each, got batches=5'):
+    train(clusters.JOB, plan, Fleet(groups=2, nets=3), 5, tmp_path)
+  with pytest.raises(ValueError, match='for 1 trainers'):
+    train(clusters.JOB, plan, Fleet(trainers=2), 5, tmp_path)
+  with pytest.raises(ValueError, match='another program'):
+    train(clusters.TABLES, plan, Fleet(), 5, tmp_path)
+  with pytest.raises(ValueError, match='readers=2 for 1 groups'):
+    train(clusters.JOB, plan, Fleet(), 5, tmp_path, readers=2)
+  with pytest.raises(ValueError, match='trainer would hold'):
+    job.fits(plan, 100.0)
+  with pytest.raises(ValueError, match='times are positive'):
+    Watch(poll=0)
+  threads.train(clusters.JOB, plan, Fleet(), 2, tmp_path / 'a', watch=QUICK)
+  with pytest.raises(ValueError, match='another run, which differs in fleet'):
+    train(clusters.JOB, plan, Fleet(nets=2), 2, tmp_path / 'a', resume=True)
+  assert not pathlib.Path(tmp_path / 'run.json').exists()
+
+
+def test_a_net_that_fails_for_another_reason_ends_the_run(tmp_path):
+  def broken():
+    return lambda number: (np.zeros((3, 3), np.float32),) * 2
+
+  with pytest.raises(RuntimeError, match=r'cannot go on.*the plan has float32\[16, 6\] here, got float32\[3, 3\]'):
+    threads.train(Job(clusters.make_net, broken), clusters.planned(), Fleet(), 5, tmp_path, watch=QUICK)
+
+
+def test_readers_convert_what_the_data_has(tmp_path):
+  wide = lambda: lambda number: tuple(x.astype(np.float64) for x in clusters.batch(number))
+  run = threads.train(Job(clusters.make_net, wide), clusters.planned(), Fleet(), 3, tmp_path, watch=QUICK)
+  assert run.losses[2] == clusters.simulated(clusters.planned(), clusters.JOB, 3)[0][2]
