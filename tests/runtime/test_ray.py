@@ -11,7 +11,6 @@ import time
 import clusters
 import numpy as np
 import pytest
-from marks import slow
 
 from dct_jax.runtime import Fleet
 from dct_jax.runtime.cluster import Watch
@@ -19,7 +18,7 @@ from dct_jax.runtime.cluster import Watch
 ray = pytest.importorskip('ray', reason="Ray comes with the extra 'hierarchical'")
 from dct_jax.runtime.cluster import on_ray  # noqa: E402
 
-pytestmark = [slow, pytest.mark.filterwarnings('ignore'), pytest.mark.xdist_group('ray')]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore'), pytest.mark.xdist_group('ray')]
 
 
 @pytest.fixture(scope='module', autouse=True)
