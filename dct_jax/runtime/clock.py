@@ -127,6 +127,7 @@ class Clock:
     hardware: what they can do.
     batches: in all.
     seed: of jitter.
+    seconds: (node, round) -> seconds of a task, where they were measured; the plan's own estimates are for the rest.
 
   Attributes:
     now: seconds, after the last event.
@@ -136,9 +137,13 @@ class Clock:
     staleness: node of the plan -> counts of writes of others between a read and the write that goes with it.
   """
 
-  def __init__(self, plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, seed: int = 0):
+  def __init__(self, plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, seed: int = 0,
+               seconds: Mapping[tuple[str, int], float] | None = None):
     self.plan, self.fleet, self.hardware, self.batches = plan, fleet, hardware, batches
-    self.tasks: tuple[Task, ...] = tasks_of(plan, plan.transform(apart=True))
+    measured = seconds or {}
+    self.tasks: tuple[Task, ...] = tuple(
+        t._replace(seconds=measured.get((t.node, t.step.round), t.seconds))
+        for t in tasks_of(plan, plan.transform(apart=True)))
     self.now, self.done, self.events, self.given = 0.0, 0, 0, 0
     self.staleness: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     self._heap: list = []

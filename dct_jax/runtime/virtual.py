@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,19 @@ class VirtualRun:
     return sum(s * n for s, n in counts) / max(sum(n for _, n in counts), 1)
 
 
-def tick(plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, *, seed: int = 0) -> VirtualRun:
-  """The clock alone: nothing is executed."""
-  clock, begin = _clock(plan, fleet, hardware, batches, seed), time.perf_counter()
+def tick(plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, *, seed: int = 0,
+         seconds: Mapping[tuple[str, int], float] | None = None) -> VirtualRun:
+  """The clock alone: nothing is executed.
+
+  Args:
+    plan: of a group's program.
+    fleet: how many there are of everything.
+    hardware: what nodes and lines can do.
+    batches: in all, for all trainers together.
+    seed: of jitter.
+    seconds: (node, round) -> seconds of a task, where they were measured; see `cluster.calibrate`.
+  """
+  clock, begin = _clock(plan, fleet, hardware, batches, seed, seconds), time.perf_counter()
   for _ in clock.run():
     pass
   return _run(clock, begin, np.zeros(0), [], None)
@@ -98,9 +108,10 @@ def train(plan: Plan, fleet: Fleet, hardware: Hardware, arguments: tuple[Any, An
   return _run(clock, begin, losses, said, replay.model())
 
 
-def _clock(plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, seed: int) -> Clock:
+def _clock(plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, seed: int,
+           seconds: Mapping[tuple[str, int], float] | None = None) -> Clock:
   check(plan, fleet, batches)
-  return Clock(plan, fleet, hardware, batches, seed)
+  return Clock(plan, fleet, hardware, batches, seed, seconds)
 
 
 def _run(clock: Clock, begin: float, losses: np.ndarray, said: list, model: Any) -> VirtualRun:

@@ -11,5 +11,5 @@ from dct_jax.runtime.cluster.saves import Published
 
 __all__ = [
     'ClusterRun', 'Job', 'Look', 'Published', 'Watch',
-    'on_ray', 'threads', 'view',  # modules; on_ray and view need the extra 'hierarchical'
+    'calibrate', 'on_ray', 'threads', 'view',  # modules; on_ray and view need the extra 'hierarchical'
 ]

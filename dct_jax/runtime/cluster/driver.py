@@ -96,6 +96,7 @@ class ClusterRun:
     timeline: (seconds, batches done), as it was seen.
     log: what happened, in order.
     publishing: seconds that each published model took to write.
+    spent: (kind of node as the plan names it, round) -> seconds that a round takes there, for `virtual.tick`.
   """
 
   losses: dict[int, float]
@@ -105,6 +106,7 @@ class ClusterRun:
   timeline: list[tuple[float, int]]
   log: list[str]
   publishing: list[float]
+  spent: dict[tuple[str, int], float]
 
   def batches_per_second(self, begin: float = 0.2) -> float:
     """From when a part of all batches was done to the end, so that compilation does not count."""
@@ -134,6 +136,7 @@ class Driver:
     self.publishing: list[float] = []
     self.timeline: list[tuple[float, int]] = []
     self._staleness: dict[str, dict[int, int]] = {}
+    self._spent: dict[tuple[str, int], float] = {}
     self._lost: dict[str, float] = {}
     self._done: dict[str, int] = {}
     self._recent: collections.deque[float] = collections.deque(maxlen=200)
@@ -161,7 +164,8 @@ class Driver:
       self._surely(name, 'settle')
     self.save()
     self.publish()
-    return ClusterRun(self.losses, self.model(), self._staleness, seconds, timeline, self.log, self.publishing)
+    return ClusterRun(self.losses, self.model(), self._staleness, seconds, timeline, self.log, self.publishing,
+                      self._spent)
 
   def note(self, text: str) -> None:
     """Tells and keeps what happened."""
@@ -224,6 +228,8 @@ class Driver:
       raise RuntimeError(f'{name} cannot go on: {told["failed"]}')
     if 'staleness' in told:
       self._staleness[name] = told['staleness']
+      node = TRAINER if job.kind_of(name) == TRAINER else name.split('/')[-1]
+      self._spent.update(((node, number), seconds) for number, seconds in told['spent'].items())
     if 'done' in told:
       self._done[name] = told['done']
     if told.get('losses'):

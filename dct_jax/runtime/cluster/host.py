@@ -14,6 +14,7 @@ from dct_jax.partition.graph import BATCH
 from dct_jax.partition.programs import Program, RoundStep
 from dct_jax.partition.simulate import Node
 from dct_jax.runtime import work
+from dct_jax.runtime.cluster.spent import Spent
 from dct_jax.runtime.cluster.store import Store
 
 NOTES = 'applied'  # beside the numbers of slots
@@ -30,6 +31,7 @@ class Host:
   Attributes:
     program: what the node executes.
     store: its parameters, which all nets share.
+    spent: seconds of rounds.
   """
 
   def __init__(self, plan: Plan, name: str, leaves: list[Any]):
@@ -40,6 +42,7 @@ class Host:
     # Net -> its batch, and rounds of it that update: whether they have done so.
     self._applied: dict[int, tuple[int, dict[int, bool]]] = {}
     self._noting = threading.Lock()
+    self.spent = Spent()
 
   def begin(self, net: int, batch: int, slots: Mapping[int, Any]) -> Passage:
     """A batch comes by."""

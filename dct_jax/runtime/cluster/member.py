@@ -110,7 +110,7 @@ class Member:
     body = self.body
     if isinstance(body, Host):
       found |= {'writes': body.store.writes, 'staleness': dict(body.store.staleness),
-                'synchronized': self.synchronizer.count if self.synchronizer else 0}
+                'synchronized': self.synchronizer.count if self.synchronizer else 0, 'spent': body.spent.medians()}
     if isinstance(body, Trainer):
       losses = dict(list(body.losses.items())[self._told:])
       self._told += len(losses)

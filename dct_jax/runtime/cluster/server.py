@@ -36,6 +36,10 @@ class Server(Host):
     if head.kind != RUN or head.round not in self._steps:
       raise ValueError(f'{self.name} has no round {head.round}; is this a plan of another run?')
     self.asked += 1
+    with self.spent.on(head.round):
+      return messages.join(head, self._run(head, body))
+
+  def _run(self, head: Head, body: memoryview) -> bytes:
     step, passage = self._steps[head.round], self._passage(head)
     if step.receives:
       passage.node.receive(step, TRAINER, self._in[head.round].unpack(body))
@@ -43,7 +47,7 @@ class Server(Host):
     sent = passage.node.send(step, TRAINER) if step.sends else []
     if head.round == max(self._steps):
       self._under_way.pop(head.sender, None)
-    return messages.join(head, self._out[head.round].pack(sent))
+    return self._out[head.round].pack(sent)
 
   def _passage(self, head: Head) -> Passage:
     which = head.batch, head.attempt

@@ -15,7 +15,7 @@ from dct_jax.partition.placement import TRAINER
 from dct_jax.partition.programs import Program
 from dct_jax.runtime.cluster import messages
 from dct_jax.runtime.cluster.calls import Line
-from dct_jax.runtime.cluster.host import Host, Passage
+from dct_jax.runtime.cluster.host import Host
 from dct_jax.runtime.cluster.messages import END, NEXT, RUN, WAIT, Head, Layout
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before something that failed is tried again, twice as long each time
@@ -103,28 +103,33 @@ class Trainer(Host):
     for line in lines.values():
       if line.waits:
         line.close()  # of an attempt that failed
-    passage, mail = self.begin(net, number, batch), dict[tuple[str, int], list[Any]]()
+    passage = self.begin(net, number, batch)
+    sent, came = dict[tuple[str, int], bytes](), dict[tuple[str, int], list[Any]]()
     for when in self._route.rounds:
       for server in self._route.asked[when]:
-        self._collect(lines[server], server, passage, mail)
-        body = self._route.out[server, when].pack(mail.pop((server, when), []))
-        lines[server].ask(messages.join(Head(RUN, attempt % 256, when, net, number), body))
+        self._collect(lines[server], came)
+        head = Head(RUN, attempt % 256, when, net, number)
+        lines[server].ask(messages.join(head, sent.pop((server, when), b'')))
       step = self._route.own.get(when)
       if step is not None:
         for peer in step.receives:
-          self._collect(lines[peer], peer, passage, mail)
-          passage.node.receive(step, peer, mail.pop((peer, -when)))
-        passage.run(step)
-        mail.update(((peer, when + 1), passage.node.send(step, peer)) for peer in step.sends)
+          self._collect(lines[peer], came)
+        with self.spent.on(when):
+          for peer in step.receives:
+            passage.node.receive(step, peer, came.pop((peer, when)))
+          passage.run(step)
+          sent.update(((peer, when + 1), self._route.out[peer, when + 1].pack(passage.node.send(step, peer)))
+                      for peer in step.sends)
     for server in self._route.servers:
-      self._collect(lines[server], server, passage, mail)
+      self._collect(lines[server], came)
     return passage.node.known[self._route.loss]
 
-  def _collect(self, line: Line, server: str, passage: Passage, mail: dict[tuple[str, int], list[Any]]) -> None:
+  def _collect(self, line: Line, came: dict[tuple[str, int], list[Any]]) -> None:
     """Takes a server's answer, if it was asked; what it sent in a round is for the next one."""
     if line.waits:
       head, body = self._answer(line)
-      mail[server, -(head.round + 1)] = self._route.back[server, head.round].unpack(body)
+      server = line.name.split('/')[-1]
+      came[server, head.round + 1] = self._route.back[server, head.round].unpack(body)
 
   def _answer(self, line: Line) -> tuple[Head, memoryview]:
     begin = time.perf_counter()
