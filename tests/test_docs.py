@@ -131,3 +131,14 @@ def test_the_guide_to_averaging(capsys):
     exec(block.replace("jax.config.update('jax_num_cpu_devices', 8)\n", ''), names)  # tests have them
   assert float(re.search(r'loss ([\d.]+)', capsys.readouterr().out)[1]) < 0.05
   assert names['model']['w'].shape == (64, 16) and names['replica']['w'][0] == np.float32(0.7)
+
+
+def test_the_guide_to_clusters(capsys):
+  """The Python blocks of docs/cluster.md are one program; what needs Ray is a function there."""
+  text = (ROOT / 'docs/cluster.md').read_text()
+  names = {}
+  for block in re.findall(r'```python\n(.*?)```', text, re.S):
+    exec(block, names)
+  assert float(re.search(r'(\d+) batches a second', capsys.readouterr().out)[1]) > 0
+  assert callable(names['on_many_machines']) and names['model']['wide']['w'].shape == (32, 256)
+  assert names['notes']['batches'] == 600
