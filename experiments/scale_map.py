@@ -35,6 +35,8 @@ SPARSITY = flags.DEFINE_float('sparsity', 0.99, 'Share of a gradient that stays 
 ALIKE = flags.DEFINE_float('alike', 0.0, 'Degree to which nodes choose the same entries: 0 independent, 1 identical.',
                            lower_bound=0.0, upper_bound=1.0)
 THREE_LC = flags.DEFINE_float('three_lc_bits', 0.293, 'Bits that 3LC sends for a coordinate, each way.')
+ADD = flags.DEFINE_float('add_ns', 1e9 * synchronous.ADD, 'Nanoseconds in which a residual is added to a coordinate.',
+                         lower_bound=0.0)
 BATCHES = flags.DEFINE_integer('most_batches', 320, 'Limit of batches that all cores together make a step of.',
                                lower_bound=1)
 REPLICAS = flags.DEFINE_integer('most_replicas', 40, 'Limit of replicas that EASGD pulls together.', lower_bound=1)
@@ -55,7 +57,8 @@ def cells(machine):
   limits = {True: speeds.Limits(BATCHES.value, REPLICAS.value, APART.value), False: speeds.Limits()}
   for name in MODELS.value:
     model = models.measured(models.MODELS[name], machine)
-    gradient = synchronous.Gradient(model.size, SPARSITY.value, three_lc_bits=THREE_LC.value, alike=ALIKE.value)
+    gradient = synchronous.Gradient(model.size, SPARSITY.value, three_lc_bits=THREE_LC.value, alike=ALIKE.value,
+                                    add=1e-9 * ADD.value)
     for text in tqdm.tqdm(RATES.value, desc=name, leave=False):
       rate = bits_per_second(text) / 8
       site = speeds.Site(0, rate, CORES.value, LATENCY.value, dataclasses.replace(machine, rate=rate))
@@ -97,8 +100,8 @@ def main(argv):
   if min(int(n) for n in NODES.value) < 2:
     raise app.UsageError(f'an exchange needs 2 nodes or more, got --nodes={",".join(NODES.value)}')
   machine = partition.measure_machine(MACHINE.value) if MACHINE.value else partition.Machine()
-  given = {flag.name: flag.value for flag in (MODELS, NODES, RATES, CORES, LATENCY, SPARSITY, ALIKE, THREE_LC, BATCHES,
-                                              REPLICAS, APART, SECONDS)}
+  given = {flag.name: flag.value for flag in (MODELS, NODES, RATES, CORES, LATENCY, SPARSITY, ALIKE, THREE_LC, ADD,
+                                              BATCHES, REPLICAS, APART, SECONDS)}
   found = {'command': 'python experiments/scale_map.py', 'date': datetime.date.today().isoformat(),
            'versions': {'jax': jax.__version__, 'numpy': np.__version__},
            'machine': f'{os.cpu_count()} cores, {platform.machine()}', 'settings': given,
