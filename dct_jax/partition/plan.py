@@ -13,9 +13,11 @@ import numpy as np
 import optax
 
 from dct_jax.partition import exact, refine, rules, simulate, split_search
+from dct_jax.partition import feedback as edge_feedback
 from dct_jax.partition import splits as splits_of
 from dct_jax.partition.blocks import Blocks, blocks_of
 from dct_jax.partition.costs import Machine
+from dct_jax.partition.feedback import EdgeFeedback
 from dct_jax.partition.graph import PARAMETER, Graph, nbytes, shapes, train_net
 from dct_jax.partition.loads import Codecs, Estimate, Load
 from dct_jax.partition.placement import DENSE, SPARSE, Nodes, Placement
@@ -74,9 +76,27 @@ class Plan:
     """Programs, with updates apart from gradients if nets run at the same time."""
     return transform(self.graph, self.placement, lambda v: self.estimate.codec.of(self.graph, v), apart=apart)
 
-  def simulate(self, *arguments: Any) -> Any:
-    """Calls the planned function (params, state, *batch) -> (params, state, loss), all nodes in this process."""
-    return simulate.simulate(self.graph, self.programs, *arguments)
+  def simulate(self, *arguments: Any, feedback: Mapping[str, EdgeFeedback] | None = None) -> Any:
+    """Calls the planned function (params, state, *batch) -> (params, state, loss), all nodes in this process.
+
+    With `feedback`, from the method of that name, what gradients lose in a call goes along with those of the next one.
+    """
+    return simulate.simulate(self.graph, self.programs, *arguments, feedback=feedback)
+
+  def feedback(self, key: jax.Array | None = None) -> dict[str, EdgeFeedback]:
+    """Node -> empty buffers for what gradients lose that it sends; none if codecs have no feedback.
+
+    Args:
+      key: of what is forgotten at random; those of other groups, and of other trainers, have others.
+    """
+    codec, graph = self.estimate.codec, self.graph
+    if codec.feedback is None:
+      return {}
+    key = jax.random.key(0) if key is None else key
+    lossy = {node: {v for v in edge_feedback.encodes(program) if codec.feeds_back(graph, v)}
+             for node, program in self.programs.items()}
+    return {node: edge_feedback.empty(graph.avals, values, codec.feedback, key)
+            for node, values in lossy.items() if values}
 
   def split(self, params: Any) -> Any:
     """Parameters, or an optimizer's state, as the planned function wants them."""
