@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from dct_jax.partition import Codecs, Machine, Nodes, Plan, codecs, draw, files, measure_machine, plan, ready, report
 from dct_jax.partition.plan import METHODS
+from dct_jax.partition.precision import FCS
 from dct_jax.wire.units import bits_per_second, number_of_bytes
 
 SHAPES = ('batch', 'layers', 'width', 'rows', 'optimizer')  # flags that a net's function may have
@@ -60,6 +61,7 @@ def _add_group(command):
   command.add_argument('--backward', default=codecs.EXACT, help='codec of their gradients, likewise')
   command.add_argument('--feedback', type=int, help='batches until what gradients have lost is forgotten, on average; '
                        'it is not kept unless given')
+  command.add_argument('--fc', choices=FCS, default=FCS[0], help='in which FCs compute their products forward')
   command.add_argument('--rate', default='10gbit', help="of every link, each way: '100mbit', '1gbit'")
   command.add_argument('--latency', type=float, default=1e3 * report.LATENCY, help='of a message, in milliseconds')
   command.add_argument('--memory', help="of every node: '8GB'; without limit unless given")
@@ -83,8 +85,8 @@ def _plan(flags) -> int:
   codec = Codecs(flags.forward, flags.backward, flags.feedback)
   net = _net(flags)
   made = plan(net.loss, net.optimizer, net.params, *net.batch, nodes=nodes, has_aux=net.has_aux, rule=net.rule,
-              codec=codec, machine=_machine(flags), method=flags.method,
-              seconds=flags.seconds, splits=None if flags.splits == 'none' else flags.splits)
+              codec=codec, machine=_machine(flags), method=flags.method, seconds=flags.seconds, fc=flags.fc,
+              splits=None if flags.splits == 'none' else flags.splits)
   _write(made, flags)
   print(f'{flags.config}: {len(made.graph.operators):,} operators in {len(made.blocks.blocks)} blocks, '
         f'{flags.forward} forward and {flags.backward} back, links of {flags.rate}\n')
