@@ -53,6 +53,8 @@ EDGES = {
     'edges-int8-sparse': {'forward': 'int8', 'backward': 'sparse:0.9'},
     'edges-feedback10': {'forward': 'int8', 'backward': 'sparse:0.9', 'feedback': 10},
     'edges-feedback1000': {'forward': 'int8', 'backward': 'sparse:0.9', 'feedback': 1000},
+    'edges-int8-half': {'forward': 'int8', 'backward': 'sparse:0.5'},
+    'edges-feedback1000-half': {'forward': 'int8', 'backward': 'sparse:0.5', 'feedback': 1000},
     'edges-fc8': {'fc': 'int8'},
 }
 VARIANTS = {

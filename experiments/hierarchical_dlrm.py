@@ -68,12 +68,12 @@ def main(argv):
   del argv
   names = ['easgd40', 'ht5'] if flags.FLAGS.method == ['compare'] else flags.FLAGS.method
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/hierarchical')
-  print(f'{"":20}{"NE":>9}{"examples/s":>12}{"staleness: dense":>18}{"tables":>8}')
+  print(f'{"":24}{"NE":>9}{"examples/s":>12}{"staleness: dense":>18}{"tables":>8}')
   for name in names:
     config = experiment.config_of(name)
     found = train_one(config, workdir / f'{name}-{config.seed}.json')
     dense = [s for node, s in found['staleness'].items() if not node.startswith('sparse')]
-    print(f'{name:20}{found["ne"]:9.5f}{found["examples_per_second"]:12,.0f}{np.mean(dense):18.1f}'
+    print(f'{name:24}{found["ne"]:9.5f}{found["examples_per_second"]:12,.0f}{np.mean(dense):18.1f}'
           f'{found["staleness"].get("sparse0", 0):8.1f}', flush=True)
 
 

@@ -76,10 +76,10 @@ def flops(op: Operator) -> float:
 def _product(equation: Any) -> float:
   """Of a product of matrices or a convolution."""
   kind, params = equation.primitive.name, equation.params
-  if kind not in ('dot_general', 'conv_general_dilated'):
+  if kind not in ('dot_general', 'int8_product', 'conv_general_dilated'):
     return 0.0
   left, right = (x.aval.shape for x in equation.invars[:2])
-  if kind == 'dot_general':
+  if kind != 'conv_general_dilated':
     (contracted, _), _ = params['dimension_numbers']
     summed = math.prod(left[d] for d in contracted)
   else:

@@ -29,6 +29,8 @@ def test_products_are_what_the_oracle_says():
   assert 0 < np.abs(got - x @ w).max() < 0.1
   turned = precision.product(w, x, (((0,), (1,)), ((), ())))  # (w^T x^T)
   np.testing.assert_allclose(turned, got.T, rtol=1e-6)
+  many = jax.vmap(lambda x: precision.product(x, w, DENSE))(np.stack([x, 2 * x]))
+  np.testing.assert_allclose(many, np.stack([got, 2 * got]), rtol=1e-6)
   deep = precision.product(x.reshape(5, 1, 12), w, (((2,), (0,)), ((), ())))
   np.testing.assert_allclose(deep[:, 0], got, rtol=1e-6)
 
@@ -75,12 +77,14 @@ def test_a_plan_has_int8_layers(splits, tmp_path):
   there, _, value = exact.simulate(params, SGD.init(params), *net.batch(0))
   assert loss != value and float(loss) == pytest.approx(float(value), rel=0.05)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=0.02), new, there)
-  home = {b.name: n for b, n in zip(plan.blocks.blocks, plan.at, strict=True)}
-  layers = {b.name for b in exact.blocks.blocks if b.kind == 'layer'}
-  assert layers and all(home[name] > 0 for name in layers)  # whole numbers are made where weights are
-  whole = [op for op in plan.graph.operators if op.kind == 'dot_general'
-           and plan.graph.avals[op.outputs[0]].dtype == jnp.int32]
+  whole = [op for op in plan.graph.operators if op.kind == 'int8_product']
   assert len(whole) == (2 if splits is None else 4) and {op.phase for op in whole} == {'forward'}
+  assert {op.name for op in whole} == {op.name for op in exact.graph.operators
+                                       if op.kind == 'dot_general' and op.phase == 'forward'}
+  assert [plan.estimate.machine.seconds(plan.graph, op) for op in whole] == [
+      exact.estimate.machine.seconds(exact.graph, op) for op in exact.graph.operators
+      if op.kind == 'dot_general' and op.phase == 'forward']
+  assert len(plan.blocks.blocks) == len(exact.blocks.blocks) and plan.load.traffic == exact.load.traffic
   files.save(plan, tmp_path / 'plan.json')
   again = files.restore(tmp_path / 'plan.json', net.loss, SGD, net.params, *net.batch(0), fc='int8')
   assert again.at == plan.at
