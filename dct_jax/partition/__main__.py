@@ -57,8 +57,8 @@ def _add_group(command):
   command.add_argument('--group', type=int, default=3, help='group parameter servers')
   command.add_argument('--sparse', type=int, default=0, help='sparse parameter servers')
   command.add_argument('--trainers', type=int, default=1, help='that share these servers')
-  command.add_argument('--forward', default=codecs.EXACT, help=f'codec of activations: {codecs.SPELLED}')
-  command.add_argument('--backward', default=codecs.EXACT, help='codec of their gradients, likewise')
+  command.add_argument('--forward', type=_codec, default=codecs.EXACT, help=f'codec of activations: {codecs.SPELLED}')
+  command.add_argument('--backward', type=_codec, default=codecs.EXACT, help='codec of their gradients, likewise')
   command.add_argument('--feedback', type=int, help='batches until what gradients have lost is forgotten, on average; '
                        'it is not kept unless given')
   command.add_argument('--fc', choices=FCS, default=FCS[0], help='in which FCs compute their products forward')
@@ -69,6 +69,13 @@ def _add_group(command):
   command.add_argument('--method', choices=METHODS, default='greedy', help='of placing')
   command.add_argument('--seconds', type=float, default=5.0, help='that the search may take')
   command.add_argument('--splits', choices=('auto', 'none'), default='auto', help='of layers: if they pay, or never')
+
+
+def _codec(name: str) -> str:
+  try:
+    return codecs.check(name)
+  except ValueError as error:
+    raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _add_results(command):
