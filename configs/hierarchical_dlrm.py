@@ -32,6 +32,8 @@ def base():
   config.gap = 0.05  # seconds between synchronizations
   config.forward = 'exact'  # codecs of activations and of their gradients
   config.backward = 'exact'
+  config.feedback = 0  # batches until what gradients have lost is forgotten; 0 keeps nothing of it
+  config.fc = 'float32'  # products of layers forward; int8 as the paper's Model-B
   # A small net on machines that are as many times slower computes and sends for as long as a large one on fast ones.
   config.slower = 1000.0
   config.rate = '10gbit'
@@ -42,6 +44,19 @@ def base():
 
 
 HT = {'trainers': 6, 'servers': 6}
+EDGES = {
+    'edges': {},
+    'edges-int8-bfloat16': {'forward': 'int8', 'backward': 'bfloat16'},
+    'edges-int8-int8': {'forward': 'int8', 'backward': 'int8'},
+    'edges-int8-int4': {'forward': 'int8', 'backward': 'int4'},
+    'edges-int4-bfloat16': {'forward': 'int4', 'backward': 'bfloat16'},
+    'edges-int8-sparse': {'forward': 'int8', 'backward': 'sparse:0.9'},
+    'edges-feedback10': {'forward': 'int8', 'backward': 'sparse:0.9', 'feedback': 10},
+    'edges-feedback1000': {'forward': 'int8', 'backward': 'sparse:0.9', 'feedback': 1000},
+    'edges-int8-half': {'forward': 'int8', 'backward': 'sparse:0.5'},
+    'edges-feedback1000-half': {'forward': 'int8', 'backward': 'sparse:0.5', 'feedback': 1000},
+    'edges-fc8': {'fc': 'int8'},
+}
 VARIANTS = {
     'one': {'nets': 1},
     'easgd5': {'groups': 5},
@@ -61,6 +76,8 @@ VARIANTS = {
     'ht5few': {'groups': 5, 'nets': 2, **HT},
     'ht8few': {'groups': 8, 'nets': 2, **HT},
     'ht10few': {'groups': 10, 'nets': 2, **HT},
+    # What travels in few bits (docs/codecs_on_edges.md).
+    **{name: {'groups': 5, 'nets': 2, 'evaluations': 2, **HT, **codecs} for name, codecs in EDGES.items()},
 }
 
 

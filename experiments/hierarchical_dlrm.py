@@ -2,6 +2,7 @@
 
     python experiments/hierarchical_dlrm.py                   # 40 trainers against 5 groups, in virtual time
     python experiments/hierarchical_dlrm.py --method=nets12,nets96 --rows=500000
+    python experiments/hierarchical_dlrm.py --method=edges,edges-int8-int4,edges-int8-sparse --rows=300000
 """
 
 import json
@@ -25,8 +26,10 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/hierarchica
     'sync': (str, 'Way to pull groups together: easgd, averaging or bmuf.'),
     'alpha': (float, 'Strength with which a synchronization pulls.'),
     'gap': (float, 'Seconds of virtual time between synchronizations of a server.'),
-    'forward': (str, 'Codec of activations: exact, bfloat16, float16 or int8.'),
-    'backward': (str, 'Codec of gradients of activations: exact, bfloat16, float16 or int8.'),
+    'forward': (str, 'Codec of activations: exact, bfloat16, float16, int8, int4, or sparse:0.9 for a tenth of a row.'),
+    'backward': (str, 'Codec of gradients of activations, with the same names.'),
+    'feedback': (int, 'Number of batches, on average, until what gradients lose is forgotten; 0 keeps none of it.'),
+    'fc': (str, 'Numbers that layers multiply forward: float32, or int8 with gradients in float32.'),
     'rate': (str, 'Rate of a line, as 10gbit, before nodes are slowed down.'),
     'learning_rate': (float, 'Learning rate of the dense parameters.'),
     'row_learning_rate': (float, 'Learning rate of the tables.'),
@@ -44,7 +47,7 @@ def train_one(config, path, sets=None):
   run = virtual.train(plan, problem.fleet(config), problem.hardware(config), (params, task.optimizer.init(params)),
                       task.batch_of, task.batches, seed=config.seed, evaluate=task.evaluate,
                       evaluations=config.evaluations)
-  found = _summary(config, task, run)
+  found = _summary(config, task, run) | {'megabytes': plan.load.traffic / 1e6}
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(json.dumps(found, indent=1))
   return found
@@ -65,12 +68,12 @@ def main(argv):
   del argv
   names = ['easgd40', 'ht5'] if flags.FLAGS.method == ['compare'] else flags.FLAGS.method
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/hierarchical')
-  print(f'{"":12}{"NE":>9}{"examples/s":>12}{"staleness: dense":>18}{"tables":>8}')
+  print(f'{"":24}{"NE":>9}{"examples/s":>12}{"staleness: dense":>18}{"tables":>8}')
   for name in names:
     config = experiment.config_of(name)
     found = train_one(config, workdir / f'{name}-{config.seed}.json')
     dense = [s for node, s in found['staleness'].items() if not node.startswith('sparse')]
-    print(f'{name:12}{found["ne"]:9.5f}{found["examples_per_second"]:12,.0f}{np.mean(dense):18.1f}'
+    print(f'{name:24}{found["ne"]:9.5f}{found["examples_per_second"]:12,.0f}{np.mean(dense):18.1f}'
           f'{found["staleness"].get("sparse0", 0):8.1f}', flush=True)
 
 

@@ -106,6 +106,15 @@ def test_the_guide_to_plans(tmp_path, monkeypatch, capsys):
     assert command.main(line.split()) == 0, line
 
 
+def test_the_page_on_codecs(capsys):
+  """Its program learns, and one node keeps what a gradient loses."""
+  block, = re.findall(r'```python\n(.*?)```', (ROOT / 'docs/codecs_on_edges.md').read_text(), re.S)
+  names = {}
+  exec(block, names)
+  value, kept = re.search(r'loss ([\d.]+) (.*)', capsys.readouterr().out).groups()
+  assert 0 < float(value) < 0.3 and kept == "{'group1': 1}"
+
+
 def test_plain_sums_of_the_readme_are_made():
   block = re.search(r'```python\n(import dct_jax\nfrom dct_jax import tables.*?)```', (ROOT / 'README.md').read_text(),
                     re.S).group(1)

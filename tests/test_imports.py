@@ -26,7 +26,7 @@ ALLOWED = {
     'boundaries': {*FACTS, 'compressors', 'kernels', 'wire'},
     'runtime': {*FACTS, 'boundaries', 'kernels', 'partition', 'tables', 'train', 'transforms', 'transport', 'wire'},
     'netlab': {'collectives', 'runtime', 'train', 'transforms', 'transport', 'wire'},
-    'partition': {*FACTS, 'models', 'wire'},  # models: nets that are ready made
+    'partition': {*FACTS, 'compressors', 'models', 'wire'},  # models: nets that are ready made
     'data': set(),
     'measures': set(),
     'models': {'arrays'},  # what communicates is passed in

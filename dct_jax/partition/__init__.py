@@ -12,12 +12,13 @@ from dct_jax.partition.graph import train_net
 from dct_jax.partition.loads import Codecs
 from dct_jax.partition.placement import Nodes
 from dct_jax.partition.plan import Plan, plan, plan_graph
+from dct_jax.partition.precision import fcs_in
 from dct_jax.partition.report import critical_path, explain, imbalance
 from dct_jax.partition.rules import named
 from dct_jax.partition.tags import on
 
 __all__ = [
-    'Codecs', 'Machine', 'Nodes', 'Plan', 'critical_path', 'explain', 'imbalance', 'measure_machine', 'named', 'on',
-    'plan', 'plan_graph', 'train_net',
+    'Codecs', 'Machine', 'Nodes', 'Plan', 'critical_path', 'explain', 'fcs_in', 'imbalance', 'measure_machine',
+    'named', 'on', 'plan', 'plan_graph', 'train_net',
     'draw', 'files', 'ready', 'splits',  # modules
 ]

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from dct_jax.partition import Codecs, Machine, Nodes, Plan, codecs, draw, files, measure_machine, plan, ready, report
 from dct_jax.partition.plan import METHODS
+from dct_jax.partition.precision import FCS
 from dct_jax.wire.units import bits_per_second, number_of_bytes
 
 SHAPES = ('batch', 'layers', 'width', 'rows', 'optimizer')  # flags that a net's function may have
@@ -56,8 +57,11 @@ def _add_group(command):
   command.add_argument('--group', type=int, default=3, help='group parameter servers')
   command.add_argument('--sparse', type=int, default=0, help='sparse parameter servers')
   command.add_argument('--trainers', type=int, default=1, help='that share these servers')
-  command.add_argument('--forward', choices=codecs.CODECS, default=codecs.EXACT, help='codec of activations')
-  command.add_argument('--backward', choices=codecs.CODECS, default=codecs.EXACT, help='codec of their gradients')
+  command.add_argument('--forward', type=_codec, default=codecs.EXACT, help=f'codec of activations: {codecs.SPELLED}')
+  command.add_argument('--backward', type=_codec, default=codecs.EXACT, help='codec of their gradients, likewise')
+  command.add_argument('--feedback', type=int, help='batches until what gradients have lost is forgotten, on average; '
+                       'it is not kept unless given')
+  command.add_argument('--fc', choices=FCS, default=FCS[0], help='in which FCs compute their products forward')
   command.add_argument('--rate', default='10gbit', help="of every link, each way: '100mbit', '1gbit'")
   command.add_argument('--latency', type=float, default=1e3 * report.LATENCY, help='of a message, in milliseconds')
   command.add_argument('--memory', help="of every node: '8GB'; without limit unless given")
@@ -65,6 +69,13 @@ def _add_group(command):
   command.add_argument('--method', choices=METHODS, default='greedy', help='of placing')
   command.add_argument('--seconds', type=float, default=5.0, help='that the search may take')
   command.add_argument('--splits', choices=('auto', 'none'), default='auto', help='of layers: if they pay, or never')
+
+
+def _codec(name: str) -> str:
+  try:
+    return codecs.check(name)
+  except ValueError as error:
+    raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _add_results(command):
@@ -78,10 +89,11 @@ def _plan(flags) -> int:
   if flags.latency < 0 or flags.seconds <= 0:
     raise ValueError(f'a latency is not below 0 and a search takes time, got {flags.latency=} {flags.seconds=}')
   nodes = Nodes(flags.group, flags.sparse, flags.trainers)
+  codec = Codecs(flags.forward, flags.backward, flags.feedback)
   net = _net(flags)
   made = plan(net.loss, net.optimizer, net.params, *net.batch, nodes=nodes, has_aux=net.has_aux, rule=net.rule,
-              codec=Codecs(flags.forward, flags.backward), machine=_machine(flags), method=flags.method,
-              seconds=flags.seconds, splits=None if flags.splits == 'none' else flags.splits)
+              codec=codec, machine=_machine(flags), method=flags.method, seconds=flags.seconds, fc=flags.fc,
+              splits=None if flags.splits == 'none' else flags.splits)
   _write(made, flags)
   print(f'{flags.config}: {len(made.graph.operators):,} operators in {len(made.blocks.blocks)} blocks, '
         f'{flags.forward} forward and {flags.backward} back, links of {flags.rate}\n')
@@ -101,7 +113,7 @@ def _machine(flags) -> Machine:
   memory = number_of_bytes(flags.memory) if flags.memory else math.inf
   machine = (measure_machine(flags.machine, rate=rate, memory=memory) if flags.machine else
              Machine(rate=rate, memory=memory))
-  for codec in (flags.forward, flags.backward):
+  for codec in map(codecs.kind, (flags.forward, flags.backward)):
     if not (codec in machine.encode and codec in machine.decode):
       raise ValueError(f'{flags.machine} does not have the costs of {codec}')
   return machine

@@ -19,7 +19,7 @@ LAYER, TABLE, REST = 'layer', 'table', 'rest'
 SMALL = 1024  # entries of an optimizer's state that every node may have a copy of
 VIEWS = {'convert_element_type', 'transpose', 'reshape', 'broadcast_in_dim', 'squeeze', 'copy', 'copy_p', 'rev',
          'expand_dims', 'slice', 'stop_gradient'}
-PRODUCTS = {'dot_general', 'conv_general_dilated'}
+PRODUCTS = {'dot_general', 'conv_general_dilated', 'int8_product'}
 ELEMENTWISE = {'add', 'add_any', 'sub', 'mul', 'div', 'neg', 'max', 'min', 'exp', 'exp2', 'log', 'log1p', 'expm1',
                'tanh', 'logistic', 'sqrt', 'rsqrt', 'cbrt', 'pow', 'integer_pow', 'square', 'abs', 'sign', 'floor',
                'ceil', 'round', 'sin', 'cos', 'erf', 'erf_inv', 'select_n', 'gt', 'lt', 'ge', 'le', 'eq', 'ne', 'and',

@@ -36,7 +36,7 @@ class Machine:
     byte: seconds of one byte that an elementwise operator reads or writes.
     row: seconds of one entry that is gathered or scattered.
     call: seconds of one segment, whatever is in it.
-    encode, decode: codec -> seconds of a byte before encoding.
+    encode, decode: codec -> seconds of a byte before encoding; 'sparse' for whatever share is left out.
     rate: bytes a second of the network, in each direction.
     memory: bytes of a node; infinite unless given.
   """
@@ -45,10 +45,10 @@ class Machine:
   byte: float = 1.5e-10
   row: float = 1.0e-9
   call: float = 3.0e-5
-  encode: dict[str, float] = dataclasses.field(default_factory=lambda: {'exact': 0.0, 'bfloat16': 1.5e-10,
-                                                                        'float16': 1.5e-10, 'int8': 4e-10})
-  decode: dict[str, float] = dataclasses.field(default_factory=lambda: {'exact': 0.0, 'bfloat16': 1e-10,
-                                                                        'float16': 1e-10, 'int8': 1e-10})
+  encode: dict[str, float] = dataclasses.field(default_factory=lambda: {
+      'exact': 0.0, 'bfloat16': 1.5e-10, 'float16': 1.5e-10, 'int8': 4e-10, 'int4': 4e-10, 'sparse': 6e-9})
+  decode: dict[str, float] = dataclasses.field(default_factory=lambda: {
+      'exact': 0.0, 'bfloat16': 1e-10, 'float16': 1e-10, 'int8': 1e-10, 'int4': 2e-10, 'sparse': 2e-10})
   rate: float = 1.25e9
   memory: float = math.inf
 
@@ -76,10 +76,10 @@ def flops(op: Operator) -> float:
 def _product(equation: Any) -> float:
   """Of a product of matrices or a convolution."""
   kind, params = equation.primitive.name, equation.params
-  if kind not in ('dot_general', 'conv_general_dilated'):
+  if kind not in ('dot_general', 'int8_product', 'conv_general_dilated'):
     return 0.0
   left, right = (x.aval.shape for x in equation.invars[:2])
-  if kind == 'dot_general':
+  if kind != 'conv_general_dilated':
     (contracted, _), _ = params['dimension_numbers']
     summed = math.prod(left[d] for d in contracted)
   else:
@@ -139,7 +139,7 @@ def _codec_seconds(codec: str) -> tuple[float, float]:
   """Seconds of a byte, to encode and to decode."""
   if codec == codecs.EXACT:
     return 0.0, 0.0
-  x = jnp.ones((256, 1024))
+  x = jax.random.normal(jax.random.key(0), (256, 1024))
   payload = codecs.encode(x, codec)
   return (_seconds(lambda x: codecs.encode(x, codec), x) / x.nbytes,
           _seconds(lambda p: codecs.decode(p, codec, x.aval), payload) / x.nbytes)

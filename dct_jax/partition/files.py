@@ -51,13 +51,13 @@ def load(path: str | os.PathLike, graph: Graph, nodes: Nodes | None = None) -> P
 
 
 def restore(path: str | os.PathLike, loss: Callable, optimizer: optax.GradientTransformation, params: Any, *batch: Any,
-            nodes: Nodes | None = None, has_aux: bool = False) -> Plan:
+            nodes: Nodes | None = None, has_aux: bool = False, fc: str = 'float32') -> Plan:
   """Reads a plan for a loss function, whose layers are split as they were: arguments are those of `plan`.
 
   Raises:
     ValueError: as `load` does.
   """
-  net, parts = split_net(loss, optimizer, params, *batch, choice=splits(path), has_aux=has_aux)
+  net, parts = split_net(loss, optimizer, params, *batch, choice=splits(path), has_aux=has_aux, fc=fc)
   return dataclasses.replace(load(path, net, nodes), parts=parts)
 
 

@@ -15,25 +15,56 @@ from dct_jax.partition.placement import TRAINER, Nodes, Placement
 from dct_jax.partition.programs import wanted
 
 RESOURCES = ('processor', 'in', 'out')
+FEEDBACK_PASSES = 4  # over a value: it, its buffer and what is sent of it are read, the buffer is written
 
 
 @dataclasses.dataclass(frozen=True)
 class Codecs:
-  """In which codecs values travel: activations forward, gradients back. Whatever else there is travels exactly."""
+  """In which codecs values travel: activations forward, gradients back. Whatever else there is travels exactly.
+
+  Attributes:
+    forward, backward: as `codecs.check` has them.
+    feedback: what gradients lose is made up for later, but for entries that are forgotten once in so many batches on
+      average (`partition.feedback`); None for no such thing.
+  """
 
   forward: str = codecs.EXACT
   backward: str = codecs.EXACT
+  feedback: int | None = None
 
   def __post_init__(self):
     codecs.check(self.forward)
     codecs.check(self.backward)
+    if self.feedback is None:
+      return
+    if type(self.feedback) is not int or not 0 < self.feedback < 2**31:
+      raise ValueError(f'feedback is a whole number of batches from 1 on, or None, got {self.feedback!r}')
+    if self.backward == codecs.EXACT:
+      raise ValueError('gradients that travel exactly leave nothing to feed back, got '
+                       f'{self.backward=} and {self.feedback=}')
 
   def of(self, graph: Graph, value: int) -> str:
     """The codec of a value. What a batch brings and what is not made of float32 is sent as it is."""
-    maker = graph.producer.get(value)
-    phase = graph.operators[maker].phase if maker is not None else None
-    chosen = {FORWARD: self.forward, BACKWARD: self.backward}.get(phase or '', codecs.EXACT)
+    chosen = {FORWARD: self.forward, BACKWARD: self.backward}.get(_phase(graph, value) or '', codecs.EXACT)
     return chosen if codecs.fits(graph.avals[value], chosen) else codecs.EXACT
+
+  def feeds_back(self, graph: Graph, value: int) -> bool:
+    """Whether what a value loses on its way is kept."""
+    return (self.feedback is not None and _phase(graph, value) == BACKWARD
+            and self.of(graph, value) != codecs.EXACT)
+
+  def seconds(self, graph: Graph, value: int, machine: Machine) -> tuple[float, float]:
+    """Processor time to encode a value, and to decode it."""
+    codec, size = codecs.kind(self.of(graph, value)), nbytes(graph.avals[value])
+    encode, decode = machine.encode[codec] * size, machine.decode[codec] * size
+    if self.feeds_back(graph, value):  # what is sent is decoded here as well
+      encode += decode + FEEDBACK_PASSES * machine.byte * size
+    return encode, decode
+
+
+def _phase(graph: Graph, value: int) -> str | None:
+  maker = graph.producer.get(value)
+  return None if maker is None else graph.operators[maker].phase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,16 +124,14 @@ class Estimate:
     for v, blocks in sorted(self._readers().items()):
       home = self._home(v)
       if home is not None and blocks - {home}:
-        maker = graph.producer.get(v)
-        phase = None if maker is None else graph.operators[maker].phase
-        edges.setdefault((home, tuple(sorted(blocks - {home})), phase), []).append(v)
+        edges.setdefault((home, tuple(sorted(blocks - {home})), _phase(graph, v)), []).append(v)
     self.values, self.makers = [v[0] for v in edges.values()], np.array([home for home, _, _ in edges], int)
     self.pairs = np.array([(k, b) for k, (_, readers, _) in enumerate(edges) for b in readers], int).reshape(-1, 2)
-    total = lambda cost: np.array([sum(cost(v, self.codec.of(graph, v)) for v in vs) for vs in edges.values()], float)
-    raw = lambda v: nbytes(graph.avals[v])
-    self.bytes = total(lambda v, codec: codecs.encoded_bytes(graph.avals[v], codec))
-    self.encode = total(lambda v, codec: raw(v) * self.machine.encode[codec])
-    self.decode = total(lambda v, codec: raw(v) * self.machine.decode[codec])
+    total = lambda cost: np.array([sum(map(cost, vs)) for vs in edges.values()], float)
+    self.bytes = total(lambda v: codecs.encoded_bytes(graph.avals[v], self.codec.of(graph, v)))
+    self.buffers = total(lambda v: nbytes(graph.avals[v]) * self.codec.feeds_back(graph, v))
+    self.encode = total(lambda v: self.codec.seconds(graph, v, self.machine)[0])
+    self.decode = total(lambda v: self.codec.seconds(graph, v, self.machine)[1])
 
   def _home(self, v):
     """The block that makes or keeps a value, or None for what every node makes or keeps for itself."""
@@ -146,7 +175,8 @@ class Estimate:
     seconds = np.stack([processor, into / self.machine.rate, out / self.machine.rate], 1)
     seconds[1:] *= self.nodes.trainers  # a server works for all trainers
     held = np.bincount(at[:-1], self.weights, count) + self.nodes_memory(at[:-1], count)
-    return Load(seconds, held + self.bytes @ (arrives | made & away[:, None]), float(into.sum()))
+    sends = made & away[:, None]
+    return Load(seconds, held + self.bytes @ (arrives | sends) + self.buffers @ sends, float(into.sum()))
 
   def nodes_memory(self, at: np.ndarray, count: int) -> np.ndarray:
     """Bytes of activations: of all trainers on a server."""

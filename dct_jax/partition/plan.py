@@ -13,12 +13,15 @@ import numpy as np
 import optax
 
 from dct_jax.partition import exact, refine, rules, simulate, split_search
+from dct_jax.partition import feedback as edge_feedback
 from dct_jax.partition import splits as splits_of
 from dct_jax.partition.blocks import Blocks, blocks_of
 from dct_jax.partition.costs import Machine
+from dct_jax.partition.feedback import EdgeFeedback
 from dct_jax.partition.graph import PARAMETER, Graph, nbytes, shapes, train_net
 from dct_jax.partition.loads import Codecs, Estimate, Load
 from dct_jax.partition.placement import DENSE, SPARSE, Nodes, Placement
+from dct_jax.partition.precision import fcs_in
 from dct_jax.partition.programs import Program, transform
 
 SECONDS = 5.0  # of a search
@@ -74,9 +77,27 @@ class Plan:
     """Programs, with updates apart from gradients if nets run at the same time."""
     return transform(self.graph, self.placement, lambda v: self.estimate.codec.of(self.graph, v), apart=apart)
 
-  def simulate(self, *arguments: Any) -> Any:
-    """Calls the planned function (params, state, *batch) -> (params, state, loss), all nodes in this process."""
-    return simulate.simulate(self.graph, self.programs, *arguments)
+  def simulate(self, *arguments: Any, feedback: Mapping[str, EdgeFeedback] | None = None) -> Any:
+    """Calls the planned function (params, state, *batch) -> (params, state, loss), all nodes in this process.
+
+    With `feedback`, from the method of that name, what gradients lose in a call goes along with those of the next one.
+    """
+    return simulate.simulate(self.graph, self.programs, *arguments, feedback=feedback)
+
+  def feedback(self, key: jax.Array | None = None) -> dict[str, EdgeFeedback]:
+    """Node -> empty buffers for what gradients lose that it sends; none if codecs have no feedback.
+
+    Args:
+      key: of what is forgotten at random; those of other groups, and of other trainers, have others.
+    """
+    codec, graph = self.estimate.codec, self.graph
+    if codec.feedback is None:
+      return {}
+    key = jax.random.key(0) if key is None else key
+    lossy = {node: {v for v in edge_feedback.encodes(program) if codec.feeds_back(graph, v)}
+             for node, program in self.programs.items()}
+    return {node: edge_feedback.empty(graph.avals, values, codec.feedback, key)
+            for node, values in lossy.items() if values}
 
   def split(self, params: Any) -> Any:
     """Parameters, or an optimizer's state, as the planned function wants them."""
@@ -115,7 +136,8 @@ class Plan:
 
 
 def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *batch: Any, nodes: Nodes,
-         has_aux: bool = False, splits: splits_of.Choice | str | None = None, **options: Any) -> Plan:
+         has_aux: bool = False, splits: splits_of.Choice | str | None = None, fc: str = 'float32',
+         **options: Any) -> Plan:
   """Plans the training of a loss function on the nodes of a group.
 
   Args:
@@ -127,6 +149,7 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
     has_aux: whether `loss` returns more than a number.
     splits: layers that several servers share: a dict for `splits.apply`; 'auto' for those that lower the bottleneck,
       and for tables that are too large for a node; None for none.
+    fc: 'int8' for FCs that compute their products forward in 8 bits; see `fcs_in`.
     **options: of `plan_graph`.
 
   Returns:
@@ -142,8 +165,10 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
     ['group0', 'trainer']
     >>> params, state, value = made.simulate(params, optax.sgd(0.1).init(params), jnp.ones((16, 4)))
   """
+  net_of = functools.partial(split_net, loss, optimizer, params, *batch, has_aux=has_aux, fc=fc)
+
   def make(choice: splits_of.Choice, **more: Any) -> Plan:
-    net, split = split_net(loss, optimizer, params, *batch, choice=choice, has_aux=has_aux)
+    net, split = net_of(choice=choice)
     return dataclasses.replace(plan_graph(net, nodes, **{**options, **more}), parts=split)
 
   if splits != 'auto':
@@ -153,21 +178,20 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
   candidates = splits_of.find(loss, params, *batch)
   first: splits_of.Choice = {}
   if (options.get('machine') or Machine()).memory < math.inf:
-    net = train_net(loss, optimizer, params, *batch, has_aux=has_aux)
-    first = _sharded(make, _estimate(net, nodes, **options), candidates)
+    first = _sharded(make, _estimate(net_of(choice={})[0], nodes, **options), candidates)
   quick = functools.partial(make, kicks=0)  # many choices are tried, and one is refined
   found = split_search.best(quick, candidates, nodes.group, first=first, seconds=options.get('seconds', SECONDS))
   return make(found.parts.choice if found.parts else {})
 
 
 def split_net(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *batch: Any,
-              choice: splits_of.Choice, has_aux: bool = False) -> tuple[Graph, splits_of.Split | None]:
+              choice: splits_of.Choice, has_aux: bool = False,
+              fc: str = 'float32') -> tuple[Graph, splits_of.Split | None]:
   """The train net of a loss whose layers are in parts, and what splits and joins parameters; None if none are."""
-  if not choice:
-    return train_net(loss, optimizer, params, *batch, has_aux=has_aux), None
-  split = splits_of.apply(loss, params, batch, choice)
-  whole = jax.eval_shape(split.split, shapes(params))
-  return train_net(split.loss, optimizer, whole, *batch, has_aux=has_aux), split
+  split = splits_of.apply(loss, params, batch, choice) if choice else None
+  if split:
+    loss, params = split.loss, jax.eval_shape(split.split, shapes(params))
+  return train_net(fcs_in(loss, fc), optimizer, params, *batch, has_aux=has_aux), split
 
 
 def _sharded(make: Callable[[splits_of.Choice], Plan], estimate: Estimate,

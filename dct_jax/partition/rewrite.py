@@ -65,42 +65,50 @@ def run(graph: Graph, replaced: Sequence[Rewrite], known: Known, parts: dict[int
       value, array = at[i].run(known, parts)
       known[value] = array
     elif i not in skipped:
-      with _scope(op.name):
+      with scope(op.name):
         known.update(zip(op.outputs, bind(op, known), strict=True))
+
+
+def call(graph: Graph, replaced: Sequence[Rewrite], known: Known, parts: dict[int, Parts]) -> Any:
+  """Runs all operators, and returns what the function does that the graph was traced from."""
+  run(graph, replaced, known, parts)
+  read = lambda x: x.val if isinstance(x, core.Literal) else known[x]
+  return jax.tree.unflatten(graph.out_tree, [read(o.source) for o in graph.outputs])
 
 
 def _all(fc: Fc, more: Sequence[int] = ()) -> frozenset[int]:
   return frozenset([fc.dot, *fc.views, *fc.bias_views, *fc.start, *more])
 
 
-def _scope(name: str) -> contextlib.AbstractContextManager:
+def scope(name: str) -> contextlib.AbstractContextManager:
+  """Operators that are made inside have this name."""
   return jax.named_scope(name) if name else contextlib.nullcontext()
 
 
 def _vertical(graph: Graph, fc: Fc, known: Known, parts: dict[int, Parts]) -> tuple[int, Any]:
   outside = graph.operators[fc.dot].name
   widths = [a.shape[fc.outputs] for a in parts[fc.kernel].arrays]
-  with _scope(outside):
+  with scope(outside):
     sides = _sides(graph, fc, fc.activation, known, widths)
   made = []
   for i, module in enumerate(parts[fc.kernel].modules):
-    with _scope(outside):
+    with scope(outside):
       x = tags.seam(known[fc.x])
-    with _scope(module):
+    with scope(module):
       made.append(_activate(graph, fc, fc.activation, _fc(graph, fc, x, parts, i, True), known, sides[i]))
-  with _scope(outside):
+  with scope(outside):
     return fc.result, lax.concatenate(made, fc.axis)
 
 
 def _horizontal(graph: Graph, fc: Fc, known: Known, parts: dict[int, Parts]) -> tuple[int, Any]:
   outside = graph.operators[fc.dot].name
-  with _scope(outside):
+  with scope(outside):
     xs = lax.split(known[fc.x], [a.shape[fc.inputs] for a in parts[fc.kernel].arrays], fc.x_axis)
   made = []
   for i, module in enumerate(parts[fc.kernel].modules):
-    with _scope(module):
+    with scope(module):
       made.append(_fc(graph, fc, xs[i], parts, i, i == 0))
-  with _scope(outside):
+  with scope(outside):
     return _end(graph, fc), functools.reduce(lax.add, made)
 
 
@@ -108,17 +116,17 @@ def _both(graph: Graph, first: Fc, between: Sequence[int], second: Fc, known: Kn
           parts: dict[int, Parts]) -> tuple[int, Any]:
   outside = graph.operators[first.dot].name
   widths = [a.shape[first.outputs] for a in parts[first.kernel].arrays]
-  with _scope(outside):
+  with scope(outside):
     sides = _sides(graph, first, between, known, widths)
   made = []
   for i, module in enumerate(parts[first.kernel].modules):
-    with _scope(outside):
+    with scope(outside):
       x = tags.seam(known[first.x])
-    with _scope(module):
+    with scope(module):
       hidden = _activate(graph, first, between, _fc(graph, first, x, parts, i, True), known, sides[i])
-    with _scope(parts[second.kernel].modules[i]):
+    with scope(parts[second.kernel].modules[i]):
       made.append(_fc(graph, second, hidden, parts, i, i == 0))
-  with _scope(graph.operators[second.dot].name):
+  with scope(graph.operators[second.dot].name):
     return _end(graph, second), functools.reduce(lax.add, made)
 
 
@@ -177,7 +185,7 @@ def _look_up(graph: Graph, table: Table, lookup: int, known: Known, parts: dict[
   made = []
   for i, module in enumerate(modules):
     low, high = ends[i] - shards[i].shape[0], ends[i]
-    with _scope(module):
+    with scope(module):
       shard = shards[i]
       for view in views:
         shard, = bind_to(graph.operators[view], [shard])
@@ -187,7 +195,7 @@ def _look_up(graph: Graph, table: Table, lookup: int, known: Known, parts: dict[
       own = jnp.broadcast_to(own, ids.shape)
       rows, = bind_to(op, [shard, jnp.where(own, ids - low, 0)])
       made.append(jnp.where(_per_row(op, own[..., 0], rows), rows, 0))
-  with _scope(op.name):
+  with scope(op.name):
     return op.outputs[0], functools.reduce(lax.add, made)
 
 

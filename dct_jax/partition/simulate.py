@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dct_jax.partition import codecs
+from dct_jax.partition.feedback import EdgeFeedback
 from dct_jax.partition.graph import Graph
-from dct_jax.partition.programs import Program, RoundStep
+from dct_jax.partition.programs import Program, RoundStep, Transfer
 from dct_jax.partition.segments import Segment
 
 
-def simulate(graph: Graph, programs: dict[str, Program], *arguments: Any) -> Any:
+def simulate(graph: Graph, programs: dict[str, Program], *arguments: Any,
+             feedback: Mapping[str, EdgeFeedback] | None = None) -> Any:
   """Calls the function that the graph was traced from, node by node.
 
   Args:
     graph: of that function.
     programs: of all nodes.
     *arguments: its arguments.
+    feedback: of nodes, from `Plan.feedback`; its buffers are those after the call. Without it nothing is kept.
 
   Returns:
     What it returns.
@@ -27,7 +31,8 @@ def simulate(graph: Graph, programs: dict[str, Program], *arguments: Any) -> Any
   leaves, tree = jax.tree.flatten(arguments)
   if tree != graph.in_tree:
     raise ValueError(f'this plan is of a function of {graph.in_tree}, got {tree}')
-  nodes = {name: Node(graph, program, {k: leaves[k] for k in program.slots}) for name, program in programs.items()}
+  nodes = {name: Node(graph, program, {k: leaves[k] for k in program.slots}, (feedback or {}).get(name))
+           for name, program in programs.items()}
   steps = sorted(((step.round, name, step) for name, p in programs.items() for step in p.steps), key=lambda x: x[:2])
   mail: dict[tuple[str, str, int], list[Any]] = {}
   for when, name, step in steps:
@@ -50,10 +55,17 @@ def _dtype(literal: Any) -> Any:
 
 
 class Node:
-  """What one node knows while it works on a batch. Engines move what `send` gives to the peer's `receive`."""
+  """What one node knows while it works on a batch. Engines move what `send` gives to the peer's `receive`.
 
-  def __init__(self, graph: Graph, program: Program, slots: dict[int, Any]):
-    self.graph, self.program = graph, program
+  Args:
+    graph: of the whole program.
+    program: of the node.
+    slots: number -> what the node has there.
+    feedback: what all batches of the node share of what their gradients have lost; None if nothing is kept.
+  """
+
+  def __init__(self, graph: Graph, program: Program, slots: dict[int, Any], feedback: EdgeFeedback | None = None):
+    self.graph, self.program, self.feedback = graph, program, feedback
     self.known: dict[int, Any] = dict(graph.constants)
     self.known.update((graph.slots[k].value, x) for k, x in slots.items())
     self.encoded: dict[int, Any] = {}  # what came, to be sent on as it is
@@ -78,8 +90,14 @@ class Node:
     """A message."""
     for transfer in step.sends[peer]:
       if transfer.value not in self.encoded:
-        self.encoded[transfer.value] = codecs.encode(self.known[transfer.value], transfer.codec)
+        self.encoded[transfer.value] = self._encode(transfer)
     return [self.encoded[t.value] for t in step.sends[peer]]
+
+  def _encode(self, transfer: Transfer) -> Any:
+    x = self.known[transfer.value]
+    if self.feedback is None:
+      return codecs.encode(x, transfer.codec)
+    return self.feedback.encode(transfer.value, x, transfer.codec)
 
   def results(self) -> dict[int, Any]:
     """Outputs of the whole program that are here."""

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
 from dct_jax.partition import rewrite
 from dct_jax.partition.fcs import Fc, Layers, layers_of
@@ -330,6 +329,4 @@ def _rewritten(split: Split, params: Any, *batch: Any) -> Any:
       parts[i] = rewrite.Parts([_get(params, k) for k in keys], modules)
     else:
       known[slot.value] = _get(params, split.keys[i])
-  rewrite.run(graph, rewrite.steps(graph, layers, split.choice), known, parts)
-  read = lambda x: x.val if isinstance(x, core.Literal) else known[x]
-  return jax.tree.unflatten(graph.out_tree, [read(o.source) for o in graph.outputs])
+  return rewrite.call(graph, rewrite.steps(graph, layers, split.choice), known, parts)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dct_jax.partition import codecs
-from dct_jax.partition.graph import UPDATE, nbytes
+from dct_jax.partition.graph import UPDATE
 from dct_jax.partition.plan import Plan
 from dct_jax.partition.programs import Program, RoundStep, Transfer
 
@@ -67,7 +67,7 @@ def _seconds(plan: Plan, programs: dict[str, Program]) -> Iterator[tuple[tuple[s
   """((node, round), seconds). A value is encoded once, and what came in a codec is sent on as it is."""
   machine, graph = plan.estimate.machine, plan.graph
   of_operator = [machine.seconds(graph, op) for op in graph.operators]
-  coding = lambda t, rates: nbytes(graph.avals[t.value]) * rates[t.codec]
+  coding = lambda t: plan.estimate.codec.seconds(graph, t.value, machine)
   for node, program in programs.items():
     encoded: set[int] = set()
     for step in program.steps:
@@ -76,7 +76,7 @@ def _seconds(plan: Plan, programs: dict[str, Program]) -> Iterator[tuple[tuple[s
       sent = {t.value: t for transfers in step.sends.values() for t in transfers if t.value not in encoded}
       encoded.update(sent)
       spent = sum(of_operator[i] for s in step.runs for i in s.operators) + machine.call * len(step.runs)
-      spent += sum(coding(t, machine.decode) for t in got) + sum(coding(t, machine.encode) for t in sent.values())
+      spent += sum(coding(t)[1] for t in got) + sum(coding(t)[0] for t in sent.values())
       yield (node, step.round), spent
 
 

@@ -21,7 +21,7 @@ from dct_jax.partition.placement import DENSE, GROUP, SPARSE, TRAINER
 from dct_jax.partition.tasks import Task, tasks_of
 from dct_jax.runtime.fleet import Fleet, shares
 
-READ, RUN, AGAIN, DONE, LOST = 'read', 'run', 'again', 'done', 'lost'
+BEGIN, READ, RUN, AGAIN, DONE, LOST = 'begin', 'read', 'run', 'again', 'done', 'lost'
 SNAPSHOT, CENTER, APPLY = 'snapshot', 'center', 'apply'
 CHECKPOINT, RESTORE = 'checkpoint', 'restore'
 SYNC_PASSES = 3  # over the bytes of parameters, for an update of the center
@@ -78,12 +78,12 @@ class Event(NamedTuple):
 
   Attributes:
     time: seconds.
-    kind: of batches READ, RUN (a task has ended), AGAIN (likewise, but its write is there already), DONE and LOST; of
-      synchronization SNAPSHOT, CENTER and APPLY; of a server CHECKPOINT and RESTORE.
+    kind: of batches BEGIN (a trainer takes it), READ, RUN (a task has ended), AGAIN (likewise, but its write is there
+      already), DONE and LOST; of synchronization SNAPSHOT, CENTER and APPLY; of a server CHECKPOINT and RESTORE.
     group: whose parameters; -1 for those of all groups.
     node: of the plan, as 'group0'.
     batch: its number, or that of a dense server.
-    task: its number.
+    task: its number; of BEGIN that of the trainer.
   """
 
   time: float
@@ -226,6 +226,7 @@ class Clock:
       return
     batch = _Batch(number, group, trainer, net, list(self._waits), self.now)
     self._under_way[number] = batch
+    yield Event(self.now, BEGIN, group, TRAINER, number, trainer)
     for i in self._first:
       yield from self._ready(batch, i)
 

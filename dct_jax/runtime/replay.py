@@ -6,14 +6,16 @@ function, called when its first update is due: what it reads was read at the tim
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from dct_jax.partition import Plan
+from dct_jax.partition.feedback import EdgeFeedback
 from dct_jax.partition.graph import BATCH, PARAMETER
-from dct_jax.partition.placement import SPARSE
+from dct_jax.partition.placement import SPARSE, TRAINER
 from dct_jax.partition.tasks import Task
 from dct_jax.runtime import clock, work
 from dct_jax.runtime.fleet import Fleet
@@ -61,25 +63,26 @@ class Replay:
     self.exchange, self.apply = jax.jit(self.method.exchange), jax.jit(self.method.apply)
     make = work.Fused if fused else work.Plain
     self.make = make(plan, self.programs, tasks)
+    self.feedback = _feedback(plan, fleet)
 
   def handle(self, event: clock.Event) -> None:
     """Does what an event says."""
     getattr(self, f'_{event.kind}')(event)
 
-  def _read(self, event):
-    self._of(event).snapshots[event.node] = dict(self.stores[event.group, event.node])
+  def _begin(self, event):
+    leaves = jax.tree.leaves(self.batch_of(event.batch))
+    slots = dict(enumerate(leaves, len(self.kept)))
+    self.under_way[event.batch] = self.make(slots, self.feedback[event.group, event.task])
 
-  def _of(self, event) -> work.Work:
-    if event.batch not in self.under_way:
-      leaves = jax.tree.leaves(self.batch_of(event.batch))
-      self.under_way[event.batch] = self.make(dict(enumerate(leaves, len(self.kept))))
-    return self.under_way[event.batch]
+  def _read(self, event):
+    self.under_way[event.batch].snapshots[event.node] = dict(self.stores[event.group, event.node])
 
   def _run(self, event):
-    self._of(event).run(event.task, self.stores.get((event.group, event.node), {}))
+    self.under_way[event.batch].run(event.task, self.stores.get((event.group, event.node), {}))
 
   def _again(self, event):
-    self._of(event).run(event.task, dict(self.stores[event.group, event.node]))  # a copy: it was written before
+    store = dict(self.stores[event.group, event.node])  # a copy: it was written before
+    self.under_way[event.batch].run(event.task, store)
 
   def _done(self, event):
     self.losses[event.batch] = self.under_way.pop(event.batch).loss()
@@ -113,6 +116,9 @@ class Replay:
   def _restore(self, event):
     if (event.group, event.node) in self.stores:
       self.stores[event.group, event.node] = dict(self.saved[event.group, event.node])
+    for (group, _), nodes in self.feedback.items():
+      if group == event.group and event.node in nodes:  # it has lost what it had kept of gradients, too
+        nodes[event.node].clear()
 
   def model(self) -> Any:
     """Parameters that would be served: the center's, or the mean of groups where there is none; tables as they are.
@@ -130,6 +136,17 @@ class Replay:
       found.update(zip(slots, self.middle[where].center, strict=False))
     leaves = [found[k] for k, s in enumerate(graph.slots) if s.kind == PARAMETER]
     return self.plan.join(jax.tree.unflatten(graph.in_tree.children()[0], leaves))
+
+
+def _feedback(plan: Plan, fleet: Fleet) -> dict[tuple[int, int], dict[str, EdgeFeedback]]:
+  """(group, trainer) -> buffers of the nodes that its batches go through, which share those of one node."""
+  found: dict[tuple[int, int], dict[str, EdgeFeedback]] = {}
+  for group, trainer in itertools.product(range(fleet.groups), range(fleet.trainers)):
+    own = plan.feedback(jax.random.fold_in(jax.random.key(group), trainer))
+    servers, tables = found.get((group, 0), own), found.get((0, 0), own)
+    found[group, trainer] = {node: (own if node == TRAINER else tables if node.startswith(SPARSE) else servers)[node]
+                             for node in own}
+  return found
 
 
 @jax.jit

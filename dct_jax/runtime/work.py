@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from dct_jax.partition import Plan
+from dct_jax.partition.feedback import EdgeBuffer, EdgeFeedback
 from dct_jax.partition.graph import BATCH, LOSS, UPDATE
 from dct_jax.partition.placement import TRAINER
 from dct_jax.partition.programs import Program, RoundStep
@@ -16,6 +17,7 @@ from dct_jax.partition.simulate import Node
 from dct_jax.partition.tasks import Task
 
 Slots = dict[int, jax.Array]
+Buffers = dict[str, dict[int, EdgeBuffer]]
 
 
 class Work:
@@ -23,10 +25,11 @@ class Work:
 
   Attributes:
     snapshots: node -> slots as they were when the batch read them.
+    feedback: node -> what it shares between its batches of what their gradients have lost.
   """
 
-  def __init__(self, batch: Slots):
-    self.batch = batch
+  def __init__(self, batch: Slots, feedback: Mapping[str, EdgeFeedback]):
+    self.batch, self.feedback = batch, feedback
     self.snapshots: dict[str, Slots] = {}
 
   def run(self, i: int, store: Slots) -> None:
@@ -45,13 +48,13 @@ class Plain:
     self.plan, self.programs, self.tasks = plan, programs, tasks
     self.loss = _loss(plan, programs)
 
-  def __call__(self, batch: Slots) -> Work:
-    return _PlainWork(self, batch)
+  def __call__(self, batch: Slots, feedback: Mapping[str, EdgeFeedback]) -> Work:
+    return _PlainWork(self, batch, feedback)
 
 
 class _PlainWork(Work):
-  def __init__(self, shared: Plain, batch: Slots):
-    super().__init__(batch)
+  def __init__(self, shared: Plain, batch: Slots, feedback: Mapping[str, EdgeFeedback]):
+    super().__init__(batch, feedback)
     self.shared = shared
     self.nodes: dict[str, Node] = {}
     self.mail: dict[tuple[str, str, int], Any] = {}
@@ -61,7 +64,7 @@ class _PlainWork(Work):
     name, step, program = task.node, task.step, self.shared.programs[task.node]
     if name not in self.nodes:
       slots = {**self.snapshots.get(name, store), **self.batch}
-      self.nodes[name] = Node(plan.graph, program, {k: slots[k] for k in program.slots})
+      self.nodes[name] = Node(plan.graph, program, {k: slots[k] for k in program.slots}, self.feedback.get(name))
     node = self.nodes[name]
     for peer in step.receives:
       node.receive(step, peer, self.mail.pop((peer, name, step.round)))
@@ -76,7 +79,8 @@ class _PlainWork(Work):
 class Fused:
   """Makes work that is one compiled function up to its updates, and one for each task that updates.
 
-  It equals the other one to rounding, and takes a fraction of its time.
+  It equals the other one to rounding, and takes a fraction of its time. But buffers of error feedback are read and
+  written when the function is called, at a batch's first update, and not at the time of each message.
 
   Raises:
     ValueError: if an update needs what another node has updated, as clipping by a global norm does.
@@ -93,13 +97,15 @@ class Fused:
     self.order = [*sorted(self.wanted), (TRAINER, self.told)]
     self.gradients = jax.jit(self._gradients)
 
-  def __call__(self, batch: Slots) -> Work:
-    return _FusedWork(self, batch)
+  def __call__(self, batch: Slots, feedback: Mapping[str, EdgeFeedback]) -> Work:
+    return _FusedWork(self, batch, feedback)
 
-  def _gradients(self, held: dict[str, Slots], batch: Slots) -> list[jax.Array]:
-    """Everything that updates read, and the loss."""
-    nodes = {name: Node(self.plan.graph, p, {k: x for k, x in {**held.get(name, {}), **batch}.items() if k in p.slots})
-             for name, p in self.programs.items()}
+  def _gradients(self, held: dict[str, Slots], batch: Slots, buffers: Buffers) -> tuple[list[jax.Array], Buffers]:
+    """Everything that updates read, and the loss; and buffers of feedback after it."""
+    period = self.plan.estimate.codec.feedback or 0
+    feedback = {name: EdgeFeedback(period, dict(found)) for name, found in buffers.items()}
+    slots = lambda name, p: {k: x for k, x in {**held.get(name, {}), **batch}.items() if k in p.slots}
+    nodes = {name: Node(self.plan.graph, p, slots(name, p), feedback.get(name)) for name, p in self.programs.items()}
     mail: dict[tuple[str, str, int], Any] = {}
     for name, step in ((t.node, t.step) for t in self.tasks):
       for peer in step.receives:
@@ -108,12 +114,12 @@ class Fused:
         nodes[name].run_segment(segment)
       for peer in step.sends:
         mail[name, peer, step.round + 1] = nodes[name].send(step, peer)
-    return [nodes[name].known[v] for name, v in self.order]
+    return [nodes[name].known[v] for name, v in self.order], {name: f.buffers for name, f in feedback.items()}
 
 
 class _FusedWork(Work):
-  def __init__(self, shared: Fused, batch: Slots):
-    super().__init__(batch)
+  def __init__(self, shared: Fused, batch: Slots, feedback: Mapping[str, EdgeFeedback]):
+    super().__init__(batch, feedback)
     self.shared = shared
     self.known: dict[tuple[str, int], jax.Array] = {}
 
@@ -121,7 +127,10 @@ class _FusedWork(Work):
     if i not in self.shared.updates:
       return
     if not self.known:
-      made = self.shared.gradients(self.snapshots, self.batch)
+      old = {name: f.buffers for name, f in self.feedback.items()}
+      made, new = self.shared.gradients(self.snapshots, self.batch, old)
+      for name, buffers in new.items():
+        self.feedback[name].buffers = buffers
       self.known.update(zip(self.shared.order, made, strict=True))
     slots, given, (written, function) = self.shared.updates[i]
     node = self.shared.tasks[i].node

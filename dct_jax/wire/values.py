@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 BITS = {'float32': 32, 'float16': 16, 'bfloat16': 16}
-INFINITE = 2.0**125  # 127 of it are infinity, and its inverse is no denormal: some divide by multiplying with that
+# Largest code -> a scale of which so many are infinity. Its inverse is no denormal: some divide by multiplying with it.
+INFINITE = {127: 2.0**125, 7: 2.0**126}
 
 
 def num_words(count: int, codec: str) -> int:
@@ -38,9 +39,27 @@ def int8_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   A row with an infinity has a scale of which 127 are infinite; the rest of it rounds to multiples of that, which
   is to say, to zero. A row with a NaN has NaN as its scale, so that all of it is NaN on the other side.
   """
+  return _rows(x, 127)
+
+
+def int4_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Numbers from -7 to 7, two in a byte, the first in its low half, and a scale for each row, as of `int8_rows`."""
+  whole, scale = _rows(x, 7)
+  half = (whole & 15).astype(jnp.uint8)
+  half = jnp.pad(half, [(0, 0)] * (x.ndim - 1) + [(0, x.shape[-1] % 2)])
+  return half[..., ::2] | half[..., 1::2] << 4, scale
+
+
+def from_int4_rows(packed: jax.Array, scale: jax.Array, width: int) -> jax.Array:
+  """float32[..., width] that arrive when `int4_rows` are sent."""
+  half = jnp.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)[..., :width]
+  return ((half.astype(jnp.int8) ^ 8) - 8).astype(jnp.float32) * scale  # the sign is in bit 3
+
+
+def _rows(x, most):
   largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
-  scale = jnp.where(jnp.isinf(largest), INFINITE, largest / 127)
-  return jnp.clip(jnp.round(x / jnp.where(scale > 0, scale, 1)), -127, 127).astype(jnp.int8), scale
+  scale = jnp.where(jnp.isinf(largest), INFINITE[most], largest / most)
+  return jnp.clip(jnp.round(x / jnp.where(scale > 0, scale, 1)), -most, most).astype(jnp.int8), scale
 
 
 def scaled(x: jax.Array, codec: str) -> tuple[jax.Array, jax.Array]:

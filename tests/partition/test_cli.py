@@ -60,6 +60,13 @@ def test_methods(method, capsys):
   assert ('best placement' in capsys.readouterr().out) == (method == 'exact')
 
 
+def test_few_bits(tmp_path):
+  out = tmp_path / 'plan.json'
+  assert command.main(['plan', 'mlp', '--group=2', '--forward=int4', '--backward=sparse:0.75', '--feedback=100',
+                       '--fc=int8', f'--out={out}', *SMALL]) == 0
+  assert files.read(out)['codecs'] == {'forward': 'int4', 'backward': 'sparse:0.75', 'feedback': 100}
+
+
 def test_idle_servers_are_said(capsys):
   assert command.main(['plan', 'mlp', '--group=5', *SMALL]) == 0
   assert 'group4 is idle' in capsys.readouterr().out
@@ -112,7 +119,8 @@ def test_what_is_wrong_is_one_line(arguments, message, config, tmp_path, capsys)
 
 
 @pytest.mark.parametrize('arguments', [
-    [], ['draw'], ['plan'], ['plan', 'dlrm', '--forward=int3'], ['plan', 'dlrm', '--group=x'],
+    [], ['draw'], ['plan'], ['plan', 'dlrm', '--forward=int3'], ['plan', 'dlrm', '--fc=int3'],
+    ['plan', 'dlrm', '--backward=sparse:2'], ['plan', 'dlrm', '--group=x'],
     ['plan', 'dlrm', '--method=luck'], ['plan', 'dlrm', '--colour=red'], ['plan', 'dlrm', '--splits=perhaps']])
 def test_arguments_that_there_are_not_are_one_line(arguments, capsys):
   with pytest.raises(SystemExit) as end:

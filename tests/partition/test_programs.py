@@ -168,10 +168,5 @@ def test_bytes_of_codecs_are_those_of_arrays(codec, x):
   assert back.dtype == x.dtype and back.shape == x.shape
   if codec == 'exact':
     assert bool(jnp.all(back == x))
-  else:
+  elif codec not in ('int4', 'sparse'):  # see test_edges.py
     np.testing.assert_allclose(back, x, atol=0.02, rtol=0.01)
-
-
-def test_unknown_codecs():
-  with pytest.raises(ValueError, match="values travel as one of .*, got 'int4'"):
-    Codecs('int4')

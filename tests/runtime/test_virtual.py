@@ -146,14 +146,18 @@ def _ahead(plan, fleet, hardware):
 
 # The replay.
 
-@pytest.mark.parametrize('codec', [None, partition.Codecs('int8', 'bfloat16')])
+FEEDBACK = partition.Codecs('int8', 'sparse:0.7', 5)
+ROUNDED = partition.Codecs('int8', 'int4', 5)  # two outputs are too few to leave any out, so that trainers lose none
+
+
+@pytest.mark.parametrize('codec', [None, partition.Codecs('int8', 'bfloat16'), FEEDBACK])
 def test_one_net_has_the_bits_of_the_plan(codec):
   plan = planned(optimizer='adam', codec=codec)
   run = trained(plan, Fleet(), 5, optimizer=optax.adam, fused=False)
   there, state = params(), optax.adam(RATE).init(params())
-  losses = []
+  losses, kept = [], plan.feedback(jax.random.fold_in(jax.random.key(0), 0))
   for i in range(5):
-    there, state, value = plan.simulate(there, state, *batch(i))
+    there, state, value = plan.simulate(there, state, *batch(i), feedback=kept)
     losses.append(float(value))
   assert run.losses.tolist() == losses
   jax.tree.map(np.testing.assert_array_equal, run.model, there)
@@ -168,6 +172,52 @@ def test_fused_is_the_same_to_rounding(optimizer):
                   for f in (True, False))
   np.testing.assert_allclose(fused.losses, plain.losses, rtol=2e-4)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), fused.model, plain.model)
+
+
+def replayed(plan, fleet, batches, hardware=None, fused=True):
+  """A replay after all of its events."""
+  ticking = Clock(plan, fleet, hardware or Hardware(), batches)
+  replay = Replay(plan, ticking.tasks, {}, fleet, (params(), optax.sgd(RATE).init(params())), batch, fused=fused)
+  for event in ticking.run():
+    replay.handle(event)
+  return replay
+
+
+def test_fused_feedback_is_the_same_to_rounding():
+  """Of one net, whose messages and function are in one order."""
+  plan = planned(codec=FEEDBACK)
+  fused, plain = (replayed(plan, Fleet(), 8, fused=f) for f in (True, False))
+  np.testing.assert_allclose(*([r.losses[i] for i in range(8)] for r in (fused, plain)), rtol=1e-4)
+  for node, kept in fused.feedback[0, 0].items():
+    for v, b in kept.buffers.items():
+      np.testing.assert_allclose(b.residual, plain.feedback[0, 0][node].buffers[v].residual, rtol=1e-3, atol=1e-4)
+      assert np.any(b.residual)
+
+
+@pytest.mark.parametrize('fused', [True, False])
+def test_nets_share_the_feedback_of_a_node(fused):
+  plan = planned(trainers=2, codec=ROUNDED)
+  replay = replayed(plan, Fleet(trainers=2, nets=2), 12, Hardware(jitter=0.2), fused)
+  first, second = replay.feedback[0, 0], replay.feedback[0, 1]
+  assert {'trainer', 'group1'} == set(first) == set(second)
+  assert first['group1'] is second['group1'] and first['trainer'] is not second['trainer']
+  forgotten = {node: sum(int(b.drained) for b in kept.buffers.values()) for node, kept in first.items()}
+  assert all(forgotten.values())
+  assert any(not np.array_equal(x.residual, y.residual) for x, y in
+             zip(first['trainer'].buffers.values(), second['trainer'].buffers.values(), strict=True))
+
+
+def test_groups_have_feedback_of_their_own():
+  replay = replayed(planned(codec=FEEDBACK), Fleet(groups=2, gap=1.0), 2)
+  assert replay.feedback[0, 0]['group1'] is not replay.feedback[1, 0]['group1']
+
+
+def test_a_server_that_was_lost_owes_nothing():
+  replay = replayed(planned(codec=ROUNDED), Fleet(), 3)
+  kept = replay.feedback[0, 0]
+  replay.handle(clock.Event(0.0, clock.RESTORE, 0, 'group1', 0, 0))
+  assert not any(np.any(b.residual) for b in kept['group1'].buffers.values())
+  assert any(np.any(b.residual) for b in kept['trainer'].buffers.values())
 
 
 @pytest.mark.parametrize(('groups', 'trainers', 'nets', 'group'), [(1, 1, 4, 0), (3, 1, 2, 0), (2, 2, 3, 2)])

@@ -53,6 +53,7 @@ def make(config, sets: clicks.ClickSets) -> Problem:
   def loss(params, dense, ids, label):
     return jnp.mean(optax.sigmoid_binary_cross_entropy(logits(params, dense, ids), label))
 
+  served = partition.fcs_in(logits, config.fc)  # a plan does the same to the loss
   rng = np.random.default_rng([config.seed, 5])
   order = [rng.permutation(len(sets.train.label)) for _ in range(config.passes)]  # passes differ in their order
   each = len(sets.train.label) // config.batch
@@ -68,7 +69,7 @@ def make(config, sets: clicks.ClickSets) -> Problem:
                                      'tables': optax.adagrad(config.row_learning_rate)},
                                     {'net': 'net', 'tables': 'tables'})
   return Problem(loss, optimizer, {'net': dict(net), 'tables': {'rows': rows}}, batch_of,
-                 config.steps or each * config.passes, _evaluation(jax.jit(logits), sets, first), _best(sets))
+                 config.steps or each * config.passes, _evaluation(jax.jit(served), sets, first), _best(sets))
 
 
 def _evaluation(logits, sets, first):
@@ -91,9 +92,9 @@ def machine(config) -> partition.Machine:
 def plan(config, problem: Problem, **options) -> partition.Plan:
   """A group's plan; one table server stands for as many as it takes."""
   nodes = partition.Nodes(group=config.servers, sparse=1, trainers=config.trainers)
-  codec = partition.Codecs(config.forward, config.backward)
+  codec = partition.Codecs(config.forward, config.backward, config.feedback or None)
   return partition.plan(problem.loss, problem.optimizer, problem.params, *problem.batch_of(0), nodes=nodes,
-                        machine=machine(config), codec=codec, **options)
+                        machine=machine(config), codec=codec, fc=config.fc, **options)
 
 
 def fleet(config) -> Fleet:
