@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from dct_jax.partition import Plan
@@ -27,6 +28,7 @@ class Host:
     plan: of a group's program.
     name: of the node in the plan.
     leaves: parameters and optimizer state of the planned function, those of other nodes included.
+    number: that no other node of this name has, for random choices of error feedback.
 
   Attributes:
     program: what the node executes.
@@ -34,7 +36,7 @@ class Host:
     spent: seconds of rounds.
   """
 
-  def __init__(self, plan: Plan, name: str, leaves: list[Any]):
+  def __init__(self, plan: Plan, name: str, leaves: list[Any], number: int = 0):
     self.plan, self.name, self.graph = plan, name, plan.graph
     self.program: Program = plan.transform(apart=True)[name]
     kept = [k for k in self.program.slots if plan.graph.slots[k].kind != BATCH]
@@ -43,6 +45,8 @@ class Host:
     self._applied: dict[int, tuple[int, dict[int, bool]]] = {}
     self._noting = threading.Lock()
     self.spent = Spent()
+    # What gradients have lost on their way; all nets share it, as they do parameters, and without a lock as well.
+    self.feedback = plan.feedback(jax.random.key(number)).get(name)
 
   def begin(self, net: int, batch: int, slots: Mapping[int, Any]) -> Passage:
     """A batch comes by."""
@@ -93,7 +97,8 @@ class Passage:
     if self._node is None:
       self._seen = self.host.store.writes
       held = {**self.host.store.read(), **self._slots}
-      self._node = Node(self.host.graph, self.host.program, {k: held[k] for k in self.host.program.slots})
+      self._node = Node(self.host.graph, self.host.program, {k: held[k] for k in self.host.program.slots},
+                        self.host.feedback)
     return self._node
 
   def run(self, step: RoundStep) -> None:

@@ -68,7 +68,8 @@ class Member:
       return Center(self.plan, made.fleet, int(self.name.removeprefix(DENSE)), leaves)
     if kind == TRAINER:
       return Trainer(self.plan, leaves, self._line_to, job.nets_of(made.fleet, self.name), self._note)
-    return Server(self.plan, self.name.split('/')[-1], leaves)
+    number = job.group_of(self.name) if '/' in self.name else 0
+    return Server(self.plan, self.name.split('/')[-1], leaves, number)
 
   def _restore(self) -> str | None:
     """Goes on from the newest checkpoint. A reader whose journal is there knows better than any checkpoint."""

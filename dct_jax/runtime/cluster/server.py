@@ -18,13 +18,14 @@ class Server(Host):
     plan: of a group's program.
     name: of the node in the plan.
     leaves: parameters and optimizer state of the planned function.
+    number: of its group.
 
   Attributes:
     asked: number of rounds that were asked for.
   """
 
-  def __init__(self, plan: Plan, name: str, leaves: list[Any]):
-    super().__init__(plan, name, leaves)
+  def __init__(self, plan: Plan, name: str, leaves: list[Any], number: int = 0):
+    super().__init__(plan, name, leaves, number)
     self._steps = {step.round: step for step in self.program.steps}
     self._in = {r: messages.layout_of(self.graph, s.receives.get(TRAINER, ())) for r, s in self._steps.items()}
     self._out = {r: messages.layout_of(self.graph, s.sends.get(TRAINER, ())) for r, s in self._steps.items()}

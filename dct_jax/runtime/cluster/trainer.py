@@ -38,7 +38,7 @@ class Trainer(Host):
 
   def __init__(self, plan: Plan, leaves: list[Any], line_to: Callable[[str], Line], nets: range,
                note: Callable[[str], None] = lambda text: None):
-    super().__init__(plan, TRAINER, leaves)
+    super().__init__(plan, TRAINER, leaves, nets.start)
     self.losses: dict[int, float] = {}
     self.waited = 0.0
     self.failed: str | None = None
