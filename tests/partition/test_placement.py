@@ -123,6 +123,29 @@ def test_rules_of_a_user_come_first():
     rules.allowed(made.blocks, Nodes(group=2), [rules.by_tag])
 
 
+@pytest.mark.parametrize('rule, message', [
+    ([partition.named('tip*', 'group0')], "no block has a name like 'tip.*: there are .*top1"),
+    (partition.named('*top*', 'group0'), 'rules are a list of functions'), (['group0'], 'rules are a list of functions'),
+    ([lambda block, nodes: 'trainer'], "a rule gives a tuple of nodes, for .* got 'trainer': there are trainer, group0"),
+    ([lambda block, nodes: ('group7',)], 'got .*group7')])
+def test_rules_that_are_none(rule, message):
+  with pytest.raises(ValueError, match=message):
+    partition.plan_graph(nets.graph(nets.dlrm(), SGD), Nodes(group=1), rule=rule, method='rules')
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'nodes': 2}, 'nodes is a dct_jax.partition.Nodes, got 2'),
+    ({'codec': 'int8'}, "codec is a dct_jax.partition.Codecs, got 'int8'"),
+    ({'machine': 'machine.json'}, "machine is a dct_jax.partition.Machine, got 'machine.json'"),
+    ({'nets': 0}, 'nets=0'), ({'seconds': -1}, 'seconds=-1'), ({'kicks': -1}, 'kicks=-1'),
+    ({'machine': Machine(encode={'exact': 0.0}), 'codec': Codecs('int8')}, 'does not have the costs of int8')])
+@pytest.mark.parametrize('splits', [None, 'auto'])
+def test_options_are_checked(options, message, splits):
+  net = nets.mlp(1)
+  with pytest.raises(ValueError, match=message):
+    partition.plan(net.loss, SGD, net.params, *net.batch(0), splits=splits, **{'nodes': Nodes(group=1), **options})
+
+
 @pytest.mark.parametrize('net, optimizer', [(nets.dlrm, SGD), (nets.mlp, ADAM), (nets.tables, SGD),
                                             (nets.transformer, SGD)])
 @pytest.mark.parametrize('machine', [Machine(), SLOW_LINE], ids=['fast', 'slow'])
