@@ -66,7 +66,8 @@ def test_calibration_is_kept(tmp_path, monkeypatch):
   assert measure_machine(path, rate=2e8).rate == 2e8
 
 
-@pytest.mark.parametrize('text', ['', '[]', '{"flop": 1, "unknown": 2}', '{"flop": -1}', '{"encode": 3}', '[' * 100_000])
+@pytest.mark.parametrize('text', ['', '[]', '{"flop": 1, "unknown": 2}', '{"flop": -1}', '{"encode": 3}',
+                                  '[' * 100_000])
 def test_other_files_are_refused(tmp_path, text):
   path = tmp_path / 'machine.json'
   path.write_text(text)

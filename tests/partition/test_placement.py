@@ -125,8 +125,9 @@ def test_rules_of_a_user_come_first():
 
 @pytest.mark.parametrize('rule, message', [
     ([partition.named('tip*', 'group0')], "no block has a name like 'tip.*: there are .*top1"),
-    (partition.named('*top*', 'group0'), 'rules are a list of functions'), (['group0'], 'rules are a list of functions'),
-    ([lambda block, nodes: 'trainer'], "a rule gives a tuple of nodes, for .* got 'trainer': there are trainer, group0"),
+    (partition.named('*top*', 'group0'), 'rules are a list of functions'),
+    (['group0'], 'rules are a list of functions'),
+    ([lambda block, nodes: 'trainer'], "a tuple of nodes, for .* got 'trainer': there are trainer, group0"),
     ([lambda block, nodes: ('group7',)], 'got .*group7')])
 def test_rules_that_are_none(rule, message):
   with pytest.raises(ValueError, match=message):

@@ -250,7 +250,8 @@ def test_what_has_a_tag_or_a_rule_stays_whole():
   assert [c.name for c in splits.find(loss, params, jnp.arange(4))] == ['b']
   with pytest.raises(ValueError, match="'a' is no FC that can be split: there are b; what has a tag stays whole"):
     splits.apply(loss, params, (jnp.arange(4),), {'a': ('vertical', 2)})
-  made = plan(free, optax.sgd(0.1), params, jnp.arange(4), nodes=Nodes(group=3), splits='auto', rule=[named('a', 'group2')])
+  made = plan(free, optax.sgd(0.1), params, jnp.arange(4), nodes=Nodes(group=3), splits='auto',
+              rule=[named('a', 'group2')])
   assert 'a' in [b.name for b in made.blocks.blocks]
 
 
