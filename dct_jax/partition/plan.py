@@ -262,7 +262,9 @@ def check_memory(made: Plan) -> None:
   """Refuses a plan by which a node would hold more than it has."""
   for n, held in enumerate(made.load.memory):
     if held > made.estimate.machine.memory:
-      largest = max((b for b, at in enumerate(made.at) if at == n), key=lambda b: made.estimate.weights[b])
+      mine = [b for b, at in enumerate(made.at) if at == n]
+      largest = max(mine, key=lambda b: made.estimate.weights[b], default=None)
+      what = 'buffers of messages' if largest is None else (
+          f'{made.blocks.blocks[largest].name!r} ({_largest(made.estimate, largest)})')
       raise ValueError(f'{made.nodes.names[n]} would hold {held:,.0f} bytes and has '
-                       f'{made.estimate.machine.memory:,.0f}; the largest part is {made.blocks.blocks[largest].name!r} '
-                       f'({_largest(made.estimate, largest)}); use more servers or split it')
+                       f'{made.estimate.machine.memory:,.0f}; the largest part is {what}; use more servers or split it')

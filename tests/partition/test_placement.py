@@ -17,6 +17,7 @@ from marks import slow
 from dct_jax import partition
 from dct_jax.partition import Codecs, Machine, Nodes, codecs, exact, programs, refine, rules, segments
 from dct_jax.partition.loads import Estimate
+from dct_jax.partition.plan import check_memory
 
 SGD, ADAM = nets.OPTIMIZERS['sgd'], nets.OPTIMIZERS['adam']
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(1e-3, 10)))
@@ -227,6 +228,17 @@ def test_memory_is_kept_to(method):
   limit = max(fast.load.memory) * 0.75
   made = partition.plan_graph(flat, Nodes(group=3), method=method, machine=Machine(memory=limit))
   assert max(made.load.memory) <= limit < max(fast.load.memory)
+
+
+def test_buffers_alone_may_be_too_large():
+  """All of the program is on a server, and the trainer has the batch to send."""
+  loss = lambda p, x: partition.on(jnp.mean(x @ p['w']), 'group0')
+  arguments = loss, SGD, {'w': jnp.ones((64, 1))}, jnp.ones((64, 64))
+  made = partition.plan(*arguments, nodes=Nodes(group=1), rule=[partition.named('*', 'group0')])
+  held = made.load.memory
+  assert held[0] > 0 and 0 not in made.at
+  with pytest.raises(ValueError, match='trainer would hold .*buffers of messages'):
+    check_memory(dataclasses.replace(made, estimate=Estimate(made.blocks, made.nodes, Machine(memory=1.0))))
 
 
 def test_memory_of_a_node():
