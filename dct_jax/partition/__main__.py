@@ -111,12 +111,8 @@ def _write(made: Plan, flags) -> None:
 def _machine(flags) -> Machine:
   rate = bits_per_second(flags.rate) / 8
   memory = number_of_bytes(flags.memory) if flags.memory else math.inf
-  machine = (measure_machine(flags.machine, rate=rate, memory=memory) if flags.machine else
-             Machine(rate=rate, memory=memory))
-  for codec in map(codecs.kind, (flags.forward, flags.backward)):
-    if not (codec in machine.encode and codec in machine.decode):
-      raise ValueError(f'{flags.machine} does not have the costs of {codec}')
-  return machine
+  return (measure_machine(flags.machine, rate=rate, memory=memory) if flags.machine else
+          Machine(rate=rate, memory=memory))
 
 
 def _net(flags) -> ready.Net:

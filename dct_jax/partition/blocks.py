@@ -181,23 +181,34 @@ class _Owners:
     makers = {self.operator.get(self.graph.producer.get(v, -1)) for v in op.reads}
     if len(reached) != 1 or (op.kind in LESSENS and makers != reached):
       return None
-    return next(iter(reached))
+    module = next(iter(reached))
+    return None if op.kind in ELEMENTWISE and len(self._foreign(op, module)) > 1 else module
+
+  def _foreign(self, op, module) -> list[int]:
+    """Arrays that an operator reads, and that the module has no other use for. Two of them are better sent as one."""
+    graph, belongs = self.graph, lambda i: self.operator.get(i) == module or i in self.anywhere
+    return [v for v in op.reads if graph.avals[v].ndim and v not in graph.constants
+            and not belongs(graph.producer.get(v, -1)) and not any(map(belongs, graph.consumers[v]))]
 
   def _by_neighbours(self, i, op):
-    """It is elementwise, and all that it reads comes from one module; or, going back, it reads what one has kept."""
+    """It is elementwise, and all that it reads comes from one module; or, going back, it reads what one has kept.
+
+    A product of two modules has gradients that read what one has kept and are the other's: they are in neither.
+    """
     del i
     if op.kind not in ELEMENTWISE or op.phase == UPDATE:
       return None
     makers = [self.graph.producer[v] for v in op.reads if v in self.graph.producer]
-    if op.phase == FORWARD:
-      if len(makers) < len(op.reads):
-        return None
-      found = {self.operator.get(m) for m in makers if m not in self.anywhere}
-      return next(iter(found)) if len(found) == 1 else None
-    kept = {self.operator.get(m) for m in makers if self.graph.operators[m].phase == FORWARD}
-    kept.discard(None)
+    sources = {self.operator.get(m) for m in makers if m not in self.anywhere}
+    if op.phase == FORWARD or (len(makers) > 1 and len(sources) == 1):
+      return next(iter(sources)) if len(makers) == len(op.reads) and len(sources) == 1 else None
+    kept = {self.operator.get(m) for m in makers if self.graph.operators[m].phase == FORWARD} & self._heirs(op)
     return next(iter(kept)) if len(kept) == 1 else None
 
+  def _heirs(self, op) -> set[str]:
+    """Modules that use a gradient: for their own parameters, or to pass it on."""
+    readers = {self.operator[j] for v in op.outputs for j in self.graph.consumers.get(v, ()) if j in self.operator}
+    return readers.union(*(self._reach.get(v, ()) for v in op.outputs))
 
   def _by_sources(self, i, op):
     """It is arithmetic of the optimizer for several modules, of what one of them has: its share of a norm."""

@@ -56,6 +56,10 @@ class Machine:
     for name in ('flop', 'byte', 'row', 'call', 'rate', 'memory'):
       if not getattr(self, name) > 0:
         raise ValueError(f'{name} of a machine must be above 0, got {getattr(self, name)}')
+    for name in ('encode', 'decode'):
+      for codec, seconds in getattr(self, name).items():
+        if not 0 <= seconds < math.inf:
+          raise ValueError(f'{name} of a machine has seconds of a byte, got {seconds} for {codec}')
 
   def seconds(self, graph: Graph, op: Operator) -> float:
     """Processor time of an operator."""
@@ -155,7 +159,7 @@ def load(path: str | os.PathLike) -> Machine:
   """Reads what `save` has written."""
   try:
     return Machine(**json.loads(pathlib.Path(path).read_text()))
-  except (TypeError, ValueError) as error:
+  except (TypeError, ValueError, AttributeError, RecursionError) as error:
     raise ValueError(f'{path} does not have the costs of a machine: {error}') from None
 
 

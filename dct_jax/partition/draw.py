@@ -284,7 +284,7 @@ def _short(text: str) -> str:
 def _arrows(plan: Plan, boxes: Sequence[_Box]) -> tuple[list[str], int]:
   """Arrows from maker to reader, what crosses between nodes with its bytes; and how many there was no room for."""
   size = _sizes(plan, boxes)
-  largest = max((sum(s) for s in size.values()), default=1.0)
+  largest = max((sum(s) for s in size.values()), default=0.0) or 1.0  # a batch may be empty
   crosses = lambda ab: boxes[ab[0]].node != boxes[ab[1]].node
   drawn = [ab for ab in size if len(boxes) <= FEW_BOXES or (
       sum(size[ab]) >= SMALL * largest if crosses(ab) else _are_near(boxes[ab[0]], boxes[ab[1]]))]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any
 
-from dct_jax.partition import narrow
+from dct_jax.partition import narrow, tags
 from dct_jax.partition.blocks import modules_of
 from dct_jax.partition.graph import PARAMETER, Graph, Operator
 
@@ -137,6 +138,12 @@ class _Flow:
       value = self.graph.operators[maker].inputs[0]
     return None
 
+  def tagged(self, operators: Iterable[int]) -> bool:
+    """Whether the user has said where one of these runs: it is not for several nodes then."""
+    readers = (self.graph.operators[j] for i in operators for v in self.graph.operators[i].outputs
+               for j in self.graph.consumers.get(v, ()))
+    return any(map(tags.names_a_node, readers))
+
   @functools.cached_property
   def free(self) -> set[int]:
     """Values that are made of nothing but constants."""
@@ -198,7 +205,8 @@ def _fc(flow: _Flow, i: int, op: Operator) -> Fc | None:
       continue
     slot, views = found
     if graph.avals[graph.slots[slot].value].ndim == 2:
-      return _described(flow, i, side, slot, views, int(x), (left[0], right[0]))
+      made = _described(flow, i, side, slot, views, int(x), (left[0], right[0]))
+      return None if flow.tagged((i, *made.start, *made.activation)) else made
   return None
 
 
@@ -239,7 +247,7 @@ def _bias(flow: _Flow, product: int, axis: int, width: int) -> tuple[tuple[int, 
 
 def _is_row(graph: Graph, slot: int, width: int) -> bool:
   shape = graph.avals[graph.slots[slot].value].shape
-  return [n for n in shape if n != 1] == [width] or (width == 1 and set(shape) <= {1})
+  return [n for n in shape if n != 1] == [width] or (width == 1 and set(shape) == {1})
 
 
 def _along(flow: _Flow, value: Any, views: tuple[int, ...], axis: int, width: int) -> bool:
@@ -282,7 +290,9 @@ def _table(flow: _Flow, slot: int) -> Table | None:
         lookups.append(i)
       else:
         return None
-  return Table('', slot, tuple(sorted(views)), tuple(lookups), aval.shape[0]) if lookups else None
+  if not lookups or flow.tagged(lookups):
+    return None
+  return Table('', slot, tuple(sorted(views)), tuple(lookups), aval.shape[0])
 
 
 def _takes_rows(op: Operator, shape: tuple[int, ...]) -> bool:

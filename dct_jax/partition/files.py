@@ -18,10 +18,10 @@ from dct_jax.partition.costs import Machine
 from dct_jax.partition.graph import Graph
 from dct_jax.partition.loads import Codecs, Estimate
 from dct_jax.partition.placement import Nodes
-from dct_jax.partition.plan import Plan, split_net
+from dct_jax.partition.plan import Plan, check_memory, split_net
 from dct_jax.partition.refine import Move
 
-FORMAT = 1
+FORMAT = 2  # 1 had fingerprints without settings of operators
 
 
 def save(plan: Plan, path: str | os.PathLike) -> None:
@@ -44,9 +44,10 @@ def load(path: str | os.PathLike, graph: Graph, nodes: Nodes | None = None) -> P
   if found['program'] != graph.fingerprint:
     raise ValueError(f'{path} is a plan of another program ({found["program"]}, this one is {graph.fingerprint}): '
                      'its layers, batch, optimizer or splits differ; make a new plan')
+  _choice(path, found)
   try:
     return _plan(found, graph, nodes)
-  except (KeyError, TypeError, ValueError, AttributeError) as error:
+  except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
     raise ValueError(f'{path} is no plan that fits: {_said(error)}') from None
 
 
@@ -69,7 +70,7 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
   """
   try:
     found = json.loads(pathlib.Path(path).read_text())
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f'{path} is no plan, nor any JSON: {error}') from None
   if not isinstance(found, dict) or not {'format', 'program', 'nodes', 'placement'} <= set(found):
     raise ValueError(f'{path} is JSON, but no plan')
@@ -80,9 +81,13 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
 
 def splits(path: str | os.PathLike) -> dict[str, tuple[str, int]]:
   """Layers that a saved plan splits: how, and into how many parts. Its program is that of the split function."""
-  found = read(path).get('splits', {})
+  return _choice(path, read(path))
+
+
+def _choice(path: str | os.PathLike, content: dict[str, Any]) -> dict[str, tuple[str, int]]:
+  found = content.get('splits', {})
   try:
-    return {str(layer): (str(how), int(parts)) for layer, (how, parts) in found.items()}
+    return {layer: (how, _whole(parts)) for layer, (how, parts) in found.items()}
   except (AttributeError, TypeError, ValueError):
     raise ValueError(f'{path} has splits that are none: {found!r}') from None
 
@@ -123,12 +128,29 @@ def _plan(found: dict[str, Any], graph: Graph, nodes: Nodes | None) -> Plan:
   if set(names) != set(found['placement']):
     raise ValueError(f'it places other blocks: {_some(set(names) ^ set(found["placement"]))}')
   machine: dict[str, Any] = {k: math.inf if k == 'memory' and v is None else v for k, v in found['machine'].items()}
-  estimate = Estimate(blocks, placed, Machine(**machine), Codecs(**found['codecs']), int(found['nets']))
+  estimate = Estimate(blocks, placed, Machine(**machine), Codecs(**found['codecs']), _whole(found['nets']))
   number = {name: i for i, name in enumerate(names)}
   node = lambda name: _number(name, placed)
   moves = tuple(Move(tuple(number[b] for b in m['blocks']), tuple(node(n) for n in m['nodes']), float(m['before']),
                      float(m['after']), str(m['why'])) for m in found['moves'])
-  return Plan(estimate, tuple(node(found['placement'][name]) for name in names), moves, bool(found['optimal']))
+  made = Plan(estimate, tuple(node(found['placement'][name]) for name in names), moves, found['optimal'] is True)
+  _check_tags(made)
+  check_memory(made)
+  return made
+
+
+def _check_tags(plan: Plan) -> None:
+  """Tags may have changed since the plan was made."""
+  for block, n in zip(plan.blocks.blocks, plan.at, strict=True):
+    node = plan.nodes.names[n]
+    if block.tag and node not in plan.nodes.matching(block.tag):
+      raise ValueError(f'it has {block.name!r} on {node}, which has a tag for {block.tag}')
+
+
+def _whole(number: Any) -> int:
+  if type(number) is not int or number < 1:
+    raise ValueError(f'{number!r} is no number of parts or nets')
+  return number
 
 
 def _number(name: Any, nodes: Nodes) -> int:

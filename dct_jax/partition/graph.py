@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import jax
 import optax
 from jax.extend import core
 
-from dct_jax.partition import tags
+from dct_jax.partition import fingerprint, tags
 
 CALLS = {'jit': 'jaxpr', 'closed_call': 'call_jaxpr', 'core_call': 'call_jaxpr', 'remat2': 'jaxpr',
          'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
@@ -112,11 +111,8 @@ class Graph:
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """Changes with the program: a plan that was saved fits a program with the same one."""
-    lines = [f'{op.kind} {op.inputs} {op.outputs} {[str(self.avals[v]) for v in op.outputs]} {op.phase}'
-             for op in self.operators]
-    lines += [f'{s.kind} {s.path} {self.avals[s.value]}' for s in self.slots]
-    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:16]
+    """Changes with the program, but for values of constants: a saved plan fits a program with the same one."""
+    return fingerprint.of(self)
 
 
 def nbytes(aval: Any) -> int:
@@ -144,6 +140,7 @@ def train_net(loss: Callable, optimizer: optax.GradientTransformation, params: A
     ValueError: for a function with effects, a tag inside a loop, or an exchange between devices.
   """
   params, batch = shapes(params), shapes(batch)
+  _check(optimizer, params)
   state = jax.eval_shape(optimizer.init, params)
   gradient = jax.value_and_grad(loss, has_aux=has_aux)
 
@@ -165,6 +162,18 @@ def train_net(loss: Callable, optimizer: optax.GradientTransformation, params: A
   out = (params, state, *(value if has_aux else (value,)))
   gradients = {i: x for i, x in enumerate(made[count:]) if isinstance(x, int)}
   return build.graph([*stored, *told], jax.tree.structure((params, state, *batch)), jax.tree.structure(out), gradients)
+
+
+def _check(optimizer: Any, params: Any) -> None:
+  if not (callable(getattr(optimizer, 'init', None)) and callable(getattr(optimizer, 'update', None))):
+    raise ValueError(f'an optimizer of optax has init and update, got {optimizer!r}')
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+      raise ValueError(f'parameters have gradients, but {_path(path)!r} is {leaf.dtype}: make it part of the batch')
+
+
+def _path(path: Any) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def forward_net(function: Callable, params: Any, *batch: Any) -> Graph:
@@ -209,8 +218,7 @@ class _Builder:
   def slots(self, tree, kind) -> tuple[int, ...]:
     first = len(self.made)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-      name = jax.tree_util.keystr(path, simple=True, separator='/')
-      self.made.append(Slot(self.value(jax.core.ShapedArray(leaf.shape, leaf.dtype)), kind, name))
+      self.made.append(Slot(self.value(jax.core.ShapedArray(leaf.shape, leaf.dtype)), kind, _path(path)))
     return tuple(s.value for s in self.made[first:])
 
   def inline(self, closed, inputs, prefix, phase) -> tuple[int | core.Literal, ...]:

@@ -105,6 +105,9 @@ class Estimate:
 
   def __init__(self, blocks: Blocks, nodes: Nodes, machine: Machine, codec: Codecs | None = None, nets: int = 1):
     self.blocks, self.nodes, self.machine, self.codec, self.nets = blocks, nodes, machine, codec or Codecs(), nets
+    for name in (codecs.EXACT, self.codec.forward, self.codec.backward):
+      if not (name in machine.encode and name in machine.decode):
+        raise ValueError(f'the machine does not have the costs of {name}')
     graph = blocks.graph
     self.seconds = np.array([sum(machine.seconds(graph, graph.operators[i]) for i in b.operators)
                              for b in blocks.blocks])

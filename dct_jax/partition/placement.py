@@ -6,6 +6,7 @@ import dataclasses
 
 TRAINER = 'trainer'
 GROUP, SPARSE, DENSE = 'group', 'sparse', 'dense'
+MOST = 10_000  # nodes of a kind; a file may ask for any number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Nodes:
   trainers: int = 1
 
   def __post_init__(self):
+    if not all(isinstance(n, int) and n <= MOST for n in (self.group, self.sparse, self.trainers)):
+      raise ValueError(f'numbers of nodes are integers up to {MOST:,}, got {self}')
     if self.trainers < 1 or self.group < 0 or self.sparse < 0:
       raise ValueError(f'a group has a trainer or more, and no negative number of servers, got {self}')
 

@@ -165,6 +165,7 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
     ['group0', 'trainer']
     >>> params, state, value = made.simulate(params, optax.sgd(0.1).init(params), jnp.ones((16, 4)))
   """
+  _check_options(nodes, **options)
   net_of = functools.partial(split_net, loss, optimizer, params, *batch, has_aux=has_aux, fc=fc)
 
   def make(choice: splits_of.Choice, **more: Any) -> Plan:
@@ -234,7 +235,9 @@ def plan_graph(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machi
   """
   if method not in METHODS:
     raise ValueError(f'a plan is made by one of {METHODS}, got {method=}')
+  _check_options(nodes, codec=codec, machine=machine, seconds=seconds, nets=nets, kicks=kicks)
   estimate = _estimate(graph, nodes, codec=codec, machine=machine, nets=nets)
+  rules.check(estimate.blocks, rule)
   may = rules.allowed(estimate.blocks, nodes, (rules.by_tag, *rule, *rules.RULES))
   _check_blocks(estimate)
   at, optimal = rules.place(estimate, may), False
@@ -246,8 +249,17 @@ def plan_graph(graph: Graph, nodes: Nodes, *, codec: Codecs | None = None, machi
   elif method == 'random':
     at = rules.scattered(may, seed)
   made = Plan(estimate, tuple(int(n) for n in at), tuple(moves), optimal)
-  _check_memory(made)
+  check_memory(made)
   return made
+
+
+def _check_options(nodes: Any, *, codec: Any = None, machine: Any = None, seconds: float = SECONDS, nets: int = 1,
+                   kicks: int = 0, **_: Any) -> None:
+  for name, value, kind in (('nodes', nodes, Nodes), ('codec', codec, Codecs), ('machine', machine, Machine)):
+    if not isinstance(value, kind) and (value is not None or kind is Nodes):
+      raise ValueError(f'{name} is a dct_jax.partition.{kind.__name__}, got {value!r}')
+  if not (seconds > 0 and nets >= 1 and kicks >= 0):
+    raise ValueError(f'a search takes time, and a trainer has a net or more, got {seconds=} {nets=} {kicks=}')
 
 
 def _largest(estimate: Estimate, b: int) -> str:
@@ -269,10 +281,13 @@ def _check_blocks(estimate: Estimate) -> None:
                        f'{estimate.machine.memory:,.0f}; split it, or use larger nodes')
 
 
-def _check_memory(made: Plan) -> None:
+def check_memory(made: Plan) -> None:
+  """Refuses a plan by which a node would hold more than it has."""
   for n, held in enumerate(made.load.memory):
     if held > made.estimate.machine.memory:
-      largest = max((b for b, at in enumerate(made.at) if at == n), key=lambda b: made.estimate.weights[b])
+      mine = [b for b, at in enumerate(made.at) if at == n]
+      largest = max(mine, key=lambda b: made.estimate.weights[b], default=None)
+      what = 'buffers of messages' if largest is None else (
+          f'{made.blocks.blocks[largest].name!r} ({_largest(made.estimate, largest)})')
       raise ValueError(f'{made.nodes.names[n]} would hold {held:,.0f} bytes and has '
-                       f'{made.estimate.machine.memory:,.0f}; the largest part is {made.blocks.blocks[largest].name!r} '
-                       f'({_largest(made.estimate, largest)}); use more servers or split it')
+                       f'{made.estimate.machine.memory:,.0f}; the largest part is {what}; use more servers or split it')

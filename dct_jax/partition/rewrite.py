@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from jax.extend import core
 
 from dct_jax.partition import narrow, tags
 from dct_jax.partition.fcs import Fc, Layers, Table
-from dct_jax.partition.graph import Graph
+from dct_jax.partition.graph import Graph, Operator
 from dct_jax.partition.segments import bind, bind_to
 
 Known = dict[int, Any]  # value -> array
@@ -95,7 +96,8 @@ def _vertical(graph: Graph, fc: Fc, known: Known, parts: dict[int, Parts]) -> tu
     with scope(outside):
       x = tags.seam(known[fc.x])
     with scope(module):
-      made.append(_activate(graph, fc, fc.activation, _fc(graph, fc, x, parts, i, True), known, sides[i]))
+      local = _activate(graph, fc, fc.activation, _fc(graph, fc, x, parts, i, True), known, sides[i])
+      made.append(local[fc.result])
   with scope(outside):
     return fc.result, lax.concatenate(made, fc.axis)
 
@@ -123,9 +125,9 @@ def _both(graph: Graph, first: Fc, between: Sequence[int], second: Fc, known: Kn
     with scope(outside):
       x = tags.seam(known[first.x])
     with scope(module):
-      hidden = _activate(graph, first, between, _fc(graph, first, x, parts, i, True), known, sides[i])
+      local = _activate(graph, first, between, _fc(graph, first, x, parts, i, True), known, sides[i])
     with scope(parts[second.kernel].modules[i]):
-      made.append(_fc(graph, second, hidden, parts, i, i == 0))
+      made.append(_fc(graph, second, local[second.x], parts, i, i == 0))
   with scope(graph.operators[second.dot].name):
     return _end(graph, second), functools.reduce(lax.add, made)
 
@@ -165,20 +167,20 @@ def _sides(graph: Graph, fc: Fc, inside: Sequence[int], known: Known, widths: Se
   return [{v: cut[v][i] for v in wide} for i in range(len(widths))]
 
 
-def _activate(graph: Graph, fc: Fc, inside: Sequence[int], y: Any, known: Known, sides: Known) -> Any:
-  """Elementwise operators on a part of what an FC makes."""
+def _activate(graph: Graph, fc: Fc, inside: Sequence[int], y: Any, known: Known, sides: Known) -> Known:
+  """Elementwise operators on a part of what an FC makes: all that they make of it."""
   local = {_end(graph, fc): y, **sides}
   for i in inside:
     op = graph.operators[i]
     given = [x.val if isinstance(x, core.Literal) else local[x] if x in local else known[x] for x in op.inputs]
     made = narrow.run(op, given, y.shape)
     local.update(zip(op.outputs, made, strict=True))
-  return made[0] if inside else y
+  return local
 
 
 def _look_up(graph: Graph, table: Table, lookup: int, known: Known, parts: dict[int, Parts]) -> tuple[int, Any]:
   """Every part looks up the rows that it has, and gives zeros for others."""
-  op = graph.operators[lookup]
+  op = _in_any_order(graph.operators[lookup])
   views = [i for i in table.views if i in _before(graph, lookup)]
   shards, modules = parts[table.table]
   ends = list(itertools.accumulate(s.shape[0] for s in shards))
@@ -197,6 +199,12 @@ def _look_up(graph: Graph, table: Table, lookup: int, known: Known, parts: dict[
       made.append(jnp.where(_per_row(op, own[..., 0], rows), rows, 0))
   with scope(op.name):
     return op.outputs[0], functools.reduce(lax.add, made)
+
+
+def _in_any_order(op: Operator) -> Operator:
+  """A look-up that promises nothing of its numbers: those of other parts' rows all become the same one."""
+  params = op.equation.params | {'indices_are_sorted': False, 'unique_indices': False}
+  return dataclasses.replace(op, equation=op.equation.replace(params=params))
 
 
 def _before(graph: Graph, lookup: int) -> set[int]:

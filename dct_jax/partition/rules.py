@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 from collections.abc import Callable, Sequence
 
@@ -46,11 +47,30 @@ RULES: tuple[Rule, ...] = (by_tag, tables_on_sparse_servers, layers_on_group_ser
 
 
 def named(pattern: str, tag: str) -> Rule:
-  """A rule for blocks by their names, as in `named('top*', 'group0')`; put it before the others."""
-  def rule(block: OperatorBlock, nodes: Nodes) -> tuple[str, ...] | None:
-    return nodes.matching(tag) if fnmatch.fnmatchcase(block.name, pattern) else None
+  """A rule for blocks by their names, as in `named('top*', 'group0')`. A pattern that fits no block is an error."""
+  return _ByName(pattern, tag)
 
-  return rule
+
+@dataclasses.dataclass(frozen=True)
+class _ByName:
+  pattern: str
+  tag: str
+
+  def __call__(self, block: OperatorBlock, nodes: Nodes) -> tuple[str, ...] | None:
+    return nodes.matching(self.tag) if self.fits(block) else None
+
+  def fits(self, block: OperatorBlock) -> bool:
+    return fnmatch.fnmatchcase(block.name, self.pattern)
+
+
+def check(blocks: Blocks, rules: Sequence[Rule]) -> None:
+  """Raises for what is no list of rules, and for a name that no block has."""
+  if callable(rules) or not all(map(callable, rules)):
+    raise ValueError(f'rules are a list of functions of a block and nodes, got {rules!r}')
+  for rule in rules:
+    if isinstance(rule, _ByName) and not any(map(rule.fits, blocks.blocks)):
+      names = ', '.join(sorted({b.name for b in blocks.blocks}))
+      raise ValueError(f'no block has a name like {rule.pattern!r}: there are {names}')
 
 
 def allowed(blocks: Blocks, nodes: Nodes, rules: Sequence[Rule] = RULES) -> list[tuple[int, ...]]:
@@ -64,6 +84,9 @@ def allowed(blocks: Blocks, nodes: Nodes, rules: Sequence[Rule] = RULES) -> list
     nodes_of = next((n for n in (rule(block, nodes) for rule in rules) if n is not None), None)
     if not nodes_of:
       raise ValueError(f'no rule says where {block.name!r} ({block.kind}) may be')
+    if isinstance(nodes_of, str) or not set(nodes_of) <= set(nodes.names):
+      raise ValueError(f'a rule gives a tuple of nodes, for {block.name!r} got {nodes_of!r}: there are '
+                       f'{", ".join(nodes.names)}')
     found.append(tuple(nodes.names.index(n) for n in nodes_of))
   return found
 

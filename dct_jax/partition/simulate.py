@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dct_jax.partition import codecs
 from dct_jax.partition.feedback import EdgeFeedback
-from dct_jax.partition.graph import Graph
+from dct_jax.partition.graph import Graph, shapes
 from dct_jax.partition.programs import Program, RoundStep, Transfer
 from dct_jax.partition.segments import Segment
 
@@ -54,6 +54,16 @@ def _dtype(literal: Any) -> Any:
   return literal.aval.dtype
 
 
+def _checked(graph: Graph, k: int, x: Any) -> Any:
+  """What a slot is to hold. Another size of a batch would be divided by the one that was traced."""
+  slot, got = graph.slots[k], shapes(x)
+  want = graph.avals[slot.value]
+  if (got.shape, got.dtype) != (want.shape, want.dtype):
+    raise ValueError(f'this plan is for {want.str_short()} in {slot.kind} {slot.path!r}, got '
+                     f'{got.dtype}{list(got.shape)}: make a plan for these shapes and types')
+  return x
+
+
 class Node:
   """What one node knows while it works on a batch. Engines move what `send` gives to the peer's `receive`.
 
@@ -67,7 +77,7 @@ class Node:
   def __init__(self, graph: Graph, program: Program, slots: dict[int, Any], feedback: EdgeFeedback | None = None):
     self.graph, self.program, self.feedback = graph, program, feedback
     self.known: dict[int, Any] = dict(graph.constants)
-    self.known.update((graph.slots[k].value, x) for k, x in slots.items())
+    self.known.update((graph.slots[k].value, _checked(graph, k, x)) for k, x in slots.items())
     self.encoded: dict[int, Any] = {}  # what came, to be sent on as it is
 
   def receive(self, step: RoundStep, peer: str, payloads: list[Any]) -> None:

@@ -135,7 +135,8 @@ def _check_one(layers: Layers, name: str, kind: str, parts: int) -> None:
   known = layers.tables if kind == ROWS else layers.fcs
   if name not in known:
     what = 'table' if kind == ROWS else 'FC'
-    raise ValueError(f'{name!r} is no {what} that can be split: there are {", ".join(sorted(known)) or "none"}')
+    raise ValueError(f'{name!r} is no {what} that can be split: there are {", ".join(sorted(known)) or "none"}; '
+                     'what has a tag stays whole')
   if kind == BOTH and name not in layers.between:
     raise ValueError(f'{name!r} has no FC behind it with elementwise operators between alone, so {BOTH!r} is not for '
                      f'it but for {", ".join(sorted(layers.between)) or "none"}')

@@ -48,6 +48,11 @@ def seam(x: jax.Array) -> jax.Array:
   return _tag.bind(x, node=None, back=False)
 
 
+def names_a_node(op: Operator) -> bool:
+  """Whether an operator is a tag, in a program that has not been differentiated."""
+  return op.equation.primitive is _tag and op.equation.params['node'] is not None
+
+
 def refuse(equation: core.JaxprEqn, name: str) -> None:
   """Raises for what cannot be cut."""
   kind, where = equation.primitive.name, f' in {name!r}' if name else ''

@@ -89,6 +89,35 @@ def test_the_loss_is_told_by_the_trainer():
   assert [b.kind for b in made.blocks if b.has_loss].count('rest') >= 1
 
 
+@pytest.mark.parametrize('layers', [1, 2, 3])
+@pytest.mark.parametrize('activation', [jnp.tanh, lambda x: x], ids=['tanh', 'linear'])
+def test_a_product_of_two_towers(layers, activation):
+  """Gradients of the product are made where the product is: one goes to each tower, and nothing else."""
+  def loss(p, x):
+    one = other = x
+    for i in range(layers):
+      one, other = activation(one @ p[f'one{i}']['w']), activation(other @ p[f'other{i}']['w'])
+    return jnp.mean((one * other) ** 2)
+
+  params = {f'{tower}{i}': {'w': nets.draw(i, 4, 4)} for tower in ('one', 'other') for i in range(layers)}
+  rule = [partition.named('one*', 'group0'), partition.named('other*', 'group1')]
+  made = partition.plan(loss, optax.sgd(0.1), params, nets.draw(9, 8, 4), nodes=Nodes(group=2), rule=rule,
+                        method='rules')
+  assert made.load.traffic == 6 * 8 * 4 * 4  # x, what a tower makes and its gradient, twice
+
+
+def test_what_is_added_up_on_the_way_back_is_with_its_layer():
+  """The gradient of tanh is a sum, which is in the layer that both terms of it are in."""
+  def loss(p, x):
+    for layer in p.values():
+      x = jnp.tanh(x @ layer['w'])
+    return jnp.mean(x ** 2)
+
+  params = {f'layer{i}': {'w': nets.draw(i, 4, 4)} for i in range(3)}
+  made = blocks_of(partition.train_net(loss, optax.sgd(0.1), params, nets.draw(9, 8, 4)))
+  assert [b.kind for b in made.blocks] == ['layer'] * 3 + ['rest']
+
+
 def test_modules_inside_of_modules():
   """Names that are parts of each other."""
   class Inner(nn.Module):

@@ -107,6 +107,13 @@ def test_arrows_have_the_bytes_that_cross():
   assert '64 B' in said  # the batch
 
 
+def test_empty_batches_can_be_drawn():
+  net = ready.mlp(batch=1, width=16, layers=2)
+  nothing = tuple(jax.ShapeDtypeStruct((0, *x.shape[1:]), x.dtype) for x in net.batch)
+  root = ElementTree.fromstring(draw.svg(planned(net._replace(batch=nothing), group=1)))
+  assert len(boxes(root)) > 1
+
+
 def test_idle_servers_are_in_the_legend():
   said = ' '.join(words(ElementTree.fromstring(draw.svg(planned(ready.mlp(batch=8, width=16, layers=2), group=4)))))
   assert 'group3: idle' in said

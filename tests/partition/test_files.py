@@ -96,6 +96,56 @@ def test_another_program_is_refused(path, other):
     files.load(path, other())
 
 
+FUNCTIONS = {
+    'as it is': loss,
+    'another way round': lambda p, x: loss(p | {'b': {'w': p['b']['w'].T.reshape(-1, 2)}}, x),
+    'another axis': lambda p, x: jnp.mean(jnp.sum(jnp.tanh(x @ p['a']['w']), 0)),
+    'this axis': lambda p, x: jnp.mean(jnp.sum(jnp.tanh(x @ p['a']['w']), 1)),
+    'a power': lambda p, x: jnp.mean((x @ p['a']['w']) ** 3),
+    'another power': lambda p, x: jnp.mean((x @ p['a']['w']) ** 5),
+    'a loop': lambda p, x: jnp.mean(jax.lax.scan(lambda c, r: (c + jax.nn.relu(r), None), x[0], x)[0] @ p['a']['w']),
+    'a loop back': lambda p, x: jnp.mean(
+        jax.lax.scan(lambda c, r: (c + jax.nn.relu(r), None), x[0], x, reverse=True)[0] @ p['a']['w']),
+    'inside of a loop': lambda p, x: jnp.mean(
+        jax.lax.scan(lambda c, r: (c + jax.nn.relu(r[::-1]), None), x[0], x)[0] @ p['a']['w']),
+}
+
+
+def test_settings_of_operators_tell_programs_apart():
+  params, x = arguments(3)
+  of = lambda function: partition.train_net(function, optax.sgd(0.1), params, x[:3]).fingerprint
+  found = {name: of(function) for name, function in FUNCTIONS.items()}
+  assert len(set(found.values())) == len(found)
+  jax.clear_caches()  # so that functions of jaxprs are others, at other addresses
+  assert found == {name: of(function) for name, function in FUNCTIONS.items()}
+
+
+def test_outputs_tell_programs_apart():
+  params, x = arguments()
+  told = [lambda p, x: (loss(p, x), (x, x[::-1])), lambda p, x: (loss(p, x), (x[::-1], x))]
+  one, other = (partition.train_net(f, optax.sgd(0.1), params, x, has_aux=True).fingerprint for f in told)
+  assert one != other
+
+
+def test_another_learning_rate_is_the_same_program(path):
+  """And its steps are those of the new rate."""
+  params, x = arguments()
+  state = optax.adam(0.1).init(params)
+  slow, fast = (files.load(path, graph(optimizer=optax.adam(rate))) for rate in (0.1, 0.2))
+  moved = [jnp.abs(p.simulate(params, state, x)[0]['a']['w'] - params['a']['w']).max() for p in (slow, fast)]
+  np.testing.assert_allclose(2 * moved[0], moved[1], rtol=1e-4)
+
+
+def test_tags_that_have_changed_are_refused(tmp_path):
+  params, x = arguments()
+  tagged = lambda node: lambda p, x: loss(p | {'a': {'w': partition.on(p['a']['w'], node)}}, x)
+  make = lambda node: (tagged(node), optax.sgd(0.1), params, x)
+  files.save(partition.plan(*make('group0'), nodes=NODES, method='rules'), tmp_path / 'plan.json')
+  assert files.restore(tmp_path / 'plan.json', *make('group')).at
+  with pytest.raises(ValueError, match="it has 'a' on group0, which has a tag for group1"):
+    files.restore(tmp_path / 'plan.json', *make('group1'))
+
+
 def test_other_nodes_are_refused(path):
   with pytest.raises(ValueError, match=r'for Nodes\(group=2.*there are Nodes\(group=3'):
     files.load(path, graph(), partition.Nodes(group=3, trainers=3))
@@ -103,7 +153,7 @@ def test_other_nodes_are_refused(path):
 
 @pytest.mark.parametrize('text, message', [
     ('', 'nor any JSON'), ('{"format": 1', 'nor any JSON'), ('[1, 2]', 'but no plan'), ('{}', 'but no plan'),
-    ('null', 'but no plan'), (b'\xff\xfe', 'nor any JSON')])
+    ('null', 'but no plan'), ('[' * 100_000, 'nor any JSON'), (b'\xff\xfe', 'nor any JSON')])
 def test_what_is_no_plan_is_refused(tmp_path, text, message):
   (tmp_path / 'plan.json').write_bytes(text if isinstance(text, bytes) else text.encode())
   with pytest.raises(ValueError, match=f'plan.json is .*{message}'):
@@ -123,7 +173,7 @@ def setting(*keys, value):
 
 
 @pytest.mark.parametrize('change, message', [
-    (setting('format', value=2), 'format 2'),
+    (setting('format', value=1), 'format 1'),
     (without('machine'), "'machine' is missing"),
     (setting('placement', 'a', value='group7'), "'group7' is no node"),
     (setting('placement', 'a', value=1), '1 is no node'),
@@ -137,6 +187,14 @@ def setting(*keys, value):
     (setting('machine', 'colour', value='red'), 'colour'),
     (setting('moves', value=[{'blocks': ['nobody']}]), 'missing'),
     (setting('moves', value=3), 'no plan that fits'),
+    (setting('moves', 0, 'before', value=10**400), 'no plan that fits'),
+    (setting('nodes', 'group', value=2.5), 'integers up to'),
+    (setting('nodes', 'group', value=10**30), 'integers up to'),
+    (setting('nets', value=0), '0 is no number of parts or nets'),
+    (setting('machine', 'encode', 'int8', value=-1), 'encode of a machine'),
+    (setting('machine', 'encode', value={'exact': 0}), 'costs of bfloat16'),
+    (setting('machine', 'memory', value=1), 'would hold .* and has 1;'),
+    (setting('splits', value=[3]), 'splits that are none'),
 ])
 def test_what_was_changed_is_refused(path, change, message):
   found = json.loads(path.read_text())
@@ -147,7 +205,7 @@ def test_what_was_changed_is_refused(path, change, message):
   assert 'plan.json' in str(raised.value)
 
 
-@pytest.mark.parametrize('splits', [3, {'a': 'both'}, {'a': ['both', 'x']}, {'a': 2}])
+@pytest.mark.parametrize('splits', [3, {'a': 'both'}, {'a': ['both', 'x']}, {'a': 2}, {'a': ['both', 2.7]}])
 def test_splits_that_are_none(path, splits):
   path.write_text(json.dumps(json.loads(path.read_text()) | {'splits': splits}))
   with pytest.raises(ValueError, match='splits that are none'):

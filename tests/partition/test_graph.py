@@ -119,6 +119,17 @@ def test_other_arguments_are_refused():
     made.simulate(nets.tables().params)
 
 
+@pytest.mark.parametrize('change, message', [
+    (lambda ids, y: (ids[:3], y[:3]), r"int32\[6,3\] in batch '0', got int32\[3, 3\]"),
+    (lambda ids, y: (ids, y.astype(jnp.bfloat16)), r"float32\[6\] in batch '1', got bfloat16\[6\]")])
+def test_another_batch_is_refused(change, message):
+  """The mean over another number of examples would be wrong, in silence."""
+  net, sgd = nets.tables(), nets.OPTIMIZERS['sgd']
+  made = nets.plan(net, sgd, Nodes())
+  with pytest.raises(ValueError, match=message):
+    made.simulate(net.params, sgd.init(net.params), *change(*net.batch(0)))
+
+
 def test_functions_are_remembered_up_to_a_number(monkeypatch):
   monkeypatch.setattr(segments, 'CACHED', 2)
   monkeypatch.setattr(segments, '_functions', type(segments._functions)())
@@ -126,6 +137,15 @@ def test_functions_are_remembered_up_to_a_number(monkeypatch):
     graph_of = graph.trace(lambda x, c=c: x * c, X)
     segments.cut(graph_of, [[0]], graph_of.operators[0].outputs)
   assert len(segments._functions) == 2
+
+
+@pytest.mark.parametrize('optimizer, params, message', [
+    (0.1, {'w': jnp.ones(3)}, 'optimizer of optax has init and update, got 0.1'),
+    (optax.sgd(0.1), {'w': jnp.ones(3), 'b': {'ids': jnp.arange(3)}}, "'b/ids' is int32: make it part of the batch"),
+    (optax.sgd(0.1), {'w': jnp.ones(3), 'key': jax.random.key(0)}, "'key' is key<fry>")])
+def test_what_cannot_be_trained_is_refused(optimizer, params, message):
+  with pytest.raises(ValueError, match=message):
+    partition.train_net(lambda p, x: jnp.sum(x * p['w']), optimizer, params, X)
 
 
 def test_a_loss_must_be_a_number():

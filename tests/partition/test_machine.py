@@ -50,6 +50,12 @@ def test_machines_are_checked(field):
     Machine(**{field: 0.0})
 
 
+@pytest.mark.parametrize('seconds', [-1.0, float('inf'), float('nan')])
+def test_costs_of_codecs_are_checked(seconds):
+  with pytest.raises(ValueError, match='decode of a machine has seconds of a byte, got .* for int8'):
+    Machine(decode={'int8': seconds})
+
+
 def test_calibration_is_kept(tmp_path, monkeypatch):
   monkeypatch.setattr(costs, 'REPEATS', 1)
   path = tmp_path / 'machine.json'
@@ -60,7 +66,8 @@ def test_calibration_is_kept(tmp_path, monkeypatch):
   assert measure_machine(path, rate=2e8).rate == 2e8
 
 
-@pytest.mark.parametrize('text', ['', '[]', '{"flop": 1, "unknown": 2}', '{"flop": -1}'])
+@pytest.mark.parametrize('text', ['', '[]', '{"flop": 1, "unknown": 2}', '{"flop": -1}', '{"encode": 3}',
+                                  '[' * 100_000])
 def test_other_files_are_refused(tmp_path, text):
   path = tmp_path / 'machine.json'
   path.write_text(text)

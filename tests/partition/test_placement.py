@@ -17,6 +17,7 @@ from marks import slow
 from dct_jax import partition
 from dct_jax.partition import Codecs, Machine, Nodes, codecs, exact, programs, refine, rules, segments
 from dct_jax.partition.loads import Estimate
+from dct_jax.partition.plan import check_memory
 
 SGD, ADAM = nets.OPTIMIZERS['sgd'], nets.OPTIMIZERS['adam']
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(1e-3, 10)))
@@ -123,6 +124,30 @@ def test_rules_of_a_user_come_first():
     rules.allowed(made.blocks, Nodes(group=2), [rules.by_tag])
 
 
+@pytest.mark.parametrize('rule, message', [
+    ([partition.named('tip*', 'group0')], "no block has a name like 'tip.*: there are .*top1"),
+    (partition.named('*top*', 'group0'), 'rules are a list of functions'),
+    (['group0'], 'rules are a list of functions'),
+    ([lambda block, nodes: 'trainer'], "a tuple of nodes, for .* got 'trainer': there are trainer, group0"),
+    ([lambda block, nodes: ('group7',)], 'got .*group7')])
+def test_rules_that_are_none(rule, message):
+  with pytest.raises(ValueError, match=message):
+    partition.plan_graph(nets.graph(nets.dlrm(), SGD), Nodes(group=1), rule=rule, method='rules')
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'nodes': 2}, 'nodes is a dct_jax.partition.Nodes, got 2'),
+    ({'codec': 'int8'}, "codec is a dct_jax.partition.Codecs, got 'int8'"),
+    ({'machine': 'machine.json'}, "machine is a dct_jax.partition.Machine, got 'machine.json'"),
+    ({'nets': 0}, 'nets=0'), ({'seconds': -1}, 'seconds=-1'), ({'kicks': -1}, 'kicks=-1'),
+    ({'machine': Machine(encode={'exact': 0.0}), 'codec': Codecs('int8')}, 'does not have the costs of int8')])
+@pytest.mark.parametrize('splits', [None, 'auto'])
+def test_options_are_checked(options, message, splits):
+  net = nets.mlp(1)
+  with pytest.raises(ValueError, match=message):
+    partition.plan(net.loss, SGD, net.params, *net.batch(0), splits=splits, **{'nodes': Nodes(group=1), **options})
+
+
 @pytest.mark.parametrize('net, optimizer', [(nets.dlrm, SGD), (nets.mlp, ADAM), (nets.tables, SGD),
                                             (nets.transformer, SGD)])
 @pytest.mark.parametrize('machine', [Machine(), SLOW_LINE], ids=['fast', 'slow'])
@@ -203,6 +228,17 @@ def test_memory_is_kept_to(method):
   limit = max(fast.load.memory) * 0.75
   made = partition.plan_graph(flat, Nodes(group=3), method=method, machine=Machine(memory=limit))
   assert max(made.load.memory) <= limit < max(fast.load.memory)
+
+
+def test_buffers_alone_may_be_too_large():
+  """All of the program is on a server, and the trainer has the batch to send."""
+  loss = lambda p, x: partition.on(jnp.mean(x @ p['w']), 'group0')
+  arguments = loss, SGD, {'w': jnp.ones((64, 1))}, jnp.ones((64, 64))
+  made = partition.plan(*arguments, nodes=Nodes(group=1), rule=[partition.named('*', 'group0')])
+  held = made.load.memory
+  assert held[0] > 0 and 0 not in made.at
+  with pytest.raises(ValueError, match='trainer would hold .*buffers of messages'):
+    check_memory(dataclasses.replace(made, estimate=Estimate(made.blocks, made.nodes, Machine(memory=1.0))))
 
 
 def test_memory_of_a_node():

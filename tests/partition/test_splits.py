@@ -12,7 +12,7 @@ import pytest
 from dct_jax.models.dlrm import Dlrm
 from dct_jax.models.mlp import Mlp
 from dct_jax.models.transformer_layer import Layer
-from dct_jax.partition import Codecs, Machine, Nodes, plan, splits, train_net
+from dct_jax.partition import Codecs, Machine, Nodes, named, on, plan, splits, train_net
 from dct_jax.partition.blocks import blocks_of
 from dct_jax.partition.graph import UPDATE, nbytes
 from dct_jax.partition.programs import all_transfers
@@ -214,6 +214,55 @@ def test_a_relu_keeps_its_rule_at_zero():
   made = splits.apply(loss, params, (jnp.ones((2, 3)),), {'a': ('both', 2)})
   grads = made.join(jax.grad(made.loss)(made.split(params), jnp.ones((2, 3))))
   assert not np.any(grads['a']['w'])  # without the rule, the derivative of a maximum is a half there
+
+
+def test_the_second_result_of_an_activation():
+  @jax.custom_jvp
+  def both(x):
+    return jnp.sin(x), jnp.cos(x)
+
+  both.defjvp(lambda x, t: (both(*x), (jnp.cos(x[0]) * t[0], -jnp.sin(x[0]) * t[0])))
+  params = {'a': {'w': normal(1, 3, 4)}, 'b': {'w': normal(2, 4, 2)}}
+  loss = lambda p, x: jnp.mean((both(x @ p['a']['w'])[1] @ p['b']['w']) ** 2)
+  for kind in ('vertical', 'both'):
+    made = splits.apply(loss, params, (normal(3, 5, 3),), {'a': (kind, 2)})
+    value, grads = gradients(loss, params, normal(3, 5, 3))
+    split_value, split_grads = gradients(made.loss, made.split(params), normal(3, 5, 3))
+    close((split_value, made.join(split_grads)), (value, grads))
+
+
+def test_a_bias_without_an_axis():
+  params = {'a': {'w': normal(1, 3, 1), 'b': normal(2)}}
+  loss = lambda p, x: jnp.mean((x @ p['a']['w'] + p['a']['b']) ** 2)
+  for kind in ('vertical', 'horizontal'):
+    made = splits.apply(loss, params, (normal(3, 5, 3),), {'a': (kind, 1)})
+    close(made.loss(made.split(params), normal(3, 5, 3)), loss(params, normal(3, 5, 3)))
+
+
+def test_what_has_a_tag_or_a_rule_stays_whole():
+  params = {'a': {'w': normal(1, 6, 64)}, 'b': {'w': normal(2, 64, 6)}, 't': {'rows': normal(3, 9, 6)}}
+
+  def loss(p, ids, wrap=on):
+    return jnp.mean((wrap(jnp.tanh(wrap(p['t']['rows'][ids], 'sparse0') @ p['a']['w']), 'group1') @ p['b']['w']) ** 2)
+
+  free = functools.partial(loss, wrap=lambda x, _: x)
+  assert [c.name for c in splits.find(free, params, jnp.arange(4))] == ['a', 'b', 't']
+  assert [c.name for c in splits.find(loss, params, jnp.arange(4))] == ['b']
+  with pytest.raises(ValueError, match="'a' is no FC that can be split: there are b; what has a tag stays whole"):
+    splits.apply(loss, params, (jnp.arange(4),), {'a': ('vertical', 2)})
+  made = plan(free, optax.sgd(0.1), params, jnp.arange(4), nodes=Nodes(group=3), splits='auto',
+              rule=[named('a', 'group2')])
+  assert 'a' in [b.name for b in made.blocks.blocks]
+
+
+def test_look_ups_in_parts_promise_nothing():
+  """Numbers of a part are neither sorted nor different, whatever those of the whole table are."""
+  params = {'t': {'rows': normal(1, 9, 2)}}
+  look = lambda p, ids: p['t']['rows'].at[ids].get(unique_indices=True, indices_are_sorted=True)
+  made = splits.apply(look, params, (jnp.arange(4),), {'t': ('rows', 2)})
+  jaxpr = jax.make_jaxpr(made.loss)(made.split(params), jnp.arange(4))
+  found = [e.params for e in jaxpr.eqns if e.primitive.name == 'gather']
+  assert len(found) == 2 and not any(p['unique_indices'] or p['indices_are_sorted'] for p in found)
 
 
 @pytest.mark.parametrize('mode', ['fill', 'clip'])
