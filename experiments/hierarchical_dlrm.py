@@ -68,6 +68,8 @@ def main(argv):
   del argv
   names = ['easgd40', 'ht5'] if flags.FLAGS.method == ['compare'] else flags.FLAGS.method
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/hierarchical')
+  for name in names:
+    problem.check(experiment.config_of(name))
   print(f'{"":24}{"NE":>9}{"examples/s":>12}{"staleness: dense":>18}{"tables":>8}')
   for name in names:
     config = experiment.config_of(name)

@@ -89,12 +89,21 @@ def machine(config) -> partition.Machine:
   return partition.Machine(**slower, **coding, call=usual.call, rate=bits_per_second(config.rate) / 8 / config.slower)
 
 
+def codec(config) -> partition.Codecs:
+  """What travels on edges."""
+  return partition.Codecs(config.forward, config.backward, config.feedback or None)
+
+
+def check(config) -> None:
+  """Raises for settings that cannot work, before any data are read."""
+  codec(config), fleet(config), hardware(config), partition.fcs_in(check, config.fc)
+
+
 def plan(config, problem: Problem, **options) -> partition.Plan:
   """A group's plan; one table server stands for as many as it takes."""
   nodes = partition.Nodes(group=config.servers, sparse=1, trainers=config.trainers)
-  codec = partition.Codecs(config.forward, config.backward, config.feedback or None)
   return partition.plan(problem.loss, problem.optimizer, problem.params, *problem.batch_of(0), nodes=nodes,
-                        machine=machine(config), codec=codec, fc=config.fc, **options)
+                        machine=machine(config), codec=codec(config), fc=config.fc, **options)
 
 
 def fleet(config) -> Fleet:
