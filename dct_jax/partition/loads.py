@@ -76,7 +76,7 @@ class Estimate:
     self.blocks, self.nodes, self.machine, self.codec, self.nets = blocks, nodes, machine, codec or Codecs(), nets
     graph = blocks.graph
     self.seconds = np.array([sum(machine.seconds(graph, graph.operators[i]) for i in b.operators)
-                             for b in blocks.blocks])
+                             for b in blocks.blocks]) / machine.cores
     self.weights = np.array([sum(nbytes(graph.avals[graph.slots[s].value]) for s in b.slots) for b in blocks.blocks],
                             float)
     self.activations = np.array([sum(nbytes(graph.avals[v]) for i in b.operators for v in graph.operators[i].outputs
@@ -101,8 +101,8 @@ class Estimate:
     total = lambda cost: np.array([sum(cost(v, self.codec.of(graph, v)) for v in vs) for vs in edges.values()], float)
     raw = lambda v: nbytes(graph.avals[v])
     self.bytes = total(lambda v, codec: codecs.encoded_bytes(graph.avals[v], codec))
-    self.encode = total(lambda v, codec: raw(v) * self.machine.encode[codec])
-    self.decode = total(lambda v, codec: raw(v) * self.machine.decode[codec])
+    self.encode = total(lambda v, codec: raw(v) * self.machine.encode[codec]) / self.machine.cores
+    self.decode = total(lambda v, codec: raw(v) * self.machine.decode[codec]) / self.machine.cores
 
   def _home(self, v):
     """The block that makes or keeps a value, or None for what every node makes or keeps for itself."""
