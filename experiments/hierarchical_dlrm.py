@@ -37,11 +37,11 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/hierarchica
 })
 
 
-def train_one(config, path, sets=None):
+def train_one(config, path):
   """Trains one variant, or reads what it has given before."""
   if path.exists():
-    return json.loads(path.read_text())
-  task = problem.make(config, sets if sets is not None else problem.load(config))
+    return _before(config, path)
+  task = problem.make(config, problem.load(config))
   plan = problem.plan(config, task)
   params = plan.split(task.params)
   run = virtual.train(plan, problem.fleet(config), problem.hardware(config), (params, task.optimizer.init(params)),
@@ -50,6 +50,15 @@ def train_one(config, path, sets=None):
   found = _summary(config, task, run) | {'megabytes': plan.load.traffic / 1e6}
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(json.dumps(found, indent=1))
+  return found
+
+
+def _before(config, path):
+  """What is there; a table must not mix runs of different settings."""
+  found, mine = json.loads(path.read_text()), json.loads(config.to_json())
+  if other := [k for k in mine if found['settings'].get(k) != mine[k]]:
+    raise ValueError(f'{path} has a run of other settings; take another --workdir: ' + ', '.join(
+        f'{k} was {found["settings"].get(k)!r}, got {mine[k]!r}' for k in other))
   return found
 
 

@@ -1,6 +1,9 @@
 """Figures 3, 4 and 7 to 11 of hierarchical training: a small DLRM trained in virtual time, a large one by the clock.
 
-    python experiments/hierarchical_figures.py     # 48 trainings of a minute or less; what is there is not repeated
+    python experiments/hierarchical_figures.py     # 33 trainings of about a minute; what is there is not repeated
+    python experiments/hierarchical_figures.py --frappe=DIRECTORY --criteo=FILE    # with real rows, too
+
+What is measured goes to `results/hierarchical.json`, from which pictures are drawn; `docs/hierarchical.md` reads them.
 """
 
 import concurrent.futures
@@ -13,125 +16,123 @@ import platform
 
 import hierarchical_dlrm
 import jax
-import matplotlib.figure
 import numpy as np
 from absl import app, flags
 
+from dct_jax.models.dlrm import Dlrm
 from dct_jax.train import experiment
-from shared.hierarchical import clocks, problem
+from shared.hierarchical import clocks, pictures, tables
 
 flags.adopt_module_key_flags(hierarchical_dlrm)
 SEEDS = flags.DEFINE_integer('seeds', 3, 'Number of seeds: of data, parameters and jitter.')
 OUT = flags.DEFINE_string('out', 'results/hierarchical.json', 'File that all numbers go to.')
 PICTURES = flags.DEFINE_string('pictures', 'docs', 'Directory that pictures go to.')
-PROCESSES = flags.DEFINE_integer('processes', os.cpu_count(), 'Number of trainings that go on at the same time.')
-FIGURE3, FIGURE4 = ('easgd5', 'easgd10', 'easgd20', 'easgd40'), ('nets12', 'nets24', 'nets48', 'nets96')
-FIGURE7, FEW = ('easgd40', 'ht5', 'ht8', 'ht10'), ('easgd10few', 'easgd40few', 'ht5few', 'ht8few', 'ht10few')
-VARIANTS = tuple(dict.fromkeys((*FIGURE7, *FIGURE3, *FIGURE4, *FEW)))
+PROCESSES = flags.DEFINE_integer('processes', os.cpu_count(),
+                                 'Number of trainings that go on at the same time; 1 for this process alone.')
+FRAPPE = flags.DEFINE_string('frappe', None, "Directory with Frappe's files; without it that part is left out.")
+CRITEO = flags.DEFINE_string('criteo', None, 'Criteo TSV for the endpoints; without it that part is left out.')
+FULL = flags.DEFINE_bool('full', True, "Whether the endpoints are trained with the DCT paper's DLRM, too.")
+CLOCK = flags.DEFINE_integer('clock', 12, 'Number of batches of every net, by the clock alone; 0 leaves that out.')
+VARIANTS = flags.DEFINE_list('variants', None, 'Variants that are trained, with those that they are compared with.')
+BASES = {'figure 3': 'easgd10', 'figure 4': 'nets12', 'figure 7': 'easgd40'}
+ENDPOINTS = {'figure 3': ('easgd10', 'easgd40'), 'figure 4': ('nets12', 'nets96'), 'figure 7': ('easgd40', 'ht5')}
+COMPARED = {'figure 3': ('easgd5', 'easgd10', 'easgd20', 'easgd40'),
+            'figure 4': ('nets12', 'nets24', 'nets48', 'nets96'), 'figure 7': ('easgd40', 'ht5', 'ht8', 'ht10')}
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5% quantiles, by the number of seeds
 
 
-def train(config, path):
-  """One training, in a process of its own."""
-  return hierarchical_dlrm.train_one(config, path, problem.load(config))
-
-
-def all_runs(workdir):
-  """(variant, seed) -> what was found, in as many processes as there are cores."""
-  jobs = {(v, s): (experiment.changed({'method': v, 'seed': s}), workdir / f'{v}-{s}.json')
-          for s in range(SEEDS.value) for v in VARIANTS}
-  context = multiprocessing.get_context('spawn')
-  with concurrent.futures.ProcessPoolExecutor(PROCESSES.value, mp_context=context) as pool:
-    started = {key: pool.submit(train, *job) for key, job in jobs.items()}
-    return {key: future.result() for key, future in started.items()}
-
-
-def against(runs, variant, base, key='ne'):
-  """Mean relative difference in percent over seeds, and half of its 95% interval, paired by seed."""
-  apart = [100 * (runs[variant, s][key] / runs[base, s][key] - 1) for s in range(SEEDS.value)]
-  factor = {1: np.nan, 2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}.get(len(apart), 2.5)  # Student's t
-  return float(np.mean(apart)), float(factor * np.std(apart, ddof=1) / len(apart) ** 0.5) if apart[1:] else None
-
-
-def quality(runs):
-  """Variant -> NE of every seed, and how far it is from the figure's base."""
-  base = {**dict.fromkeys(FIGURE3, 'easgd10'), **dict.fromkeys(FIGURE4, 'nets12'), **dict.fromkeys(FIGURE7, 'easgd40'),
-          **dict.fromkeys(FEW, 'easgd40few'), 'easgd40': 'easgd10'}
-  found = {}
-  for v in VARIANTS:
-    some = runs[v, 0]
-    mean, half = against(runs, v, base[v])
-    found[v] = {'ne': [runs[v, s]['ne'] for s in range(SEEDS.value)], 'against': base[v], 'percent': mean,
-                'plus_minus': half, 'staleness': some['staleness'], 'examples_per_second': some['examples_per_second']}
+def sets():
+  """Name -> what is changed in the configuration: nothing for the small DLRM on synthetic rows, with all figures."""
+  found = {'synthetic': {}}
+  if FULL.value:
+    found['full'] = {'bottom': Dlrm.bottom, 'top': Dlrm.top, 'rows': 128_000, 'test_rows': 20_000}
+  if FRAPPE.value:
+    found['frappe'] = {'data': FRAPPE.value, 'passes': 4}
+  if CRITEO.value:
+    found['criteo'] = {'data': CRITEO.value, 'passes': 10}
   return found
 
 
-def draw_quality(runs, found, path):
-  figure = matplotlib.figure.Figure((11, 3.4), layout='constrained')
-  third, fourth, seventh = figure.subplots(1, 3)
-  for axes, names, label in ((third, FIGURE3, 'trainers, each with a copy (12 nets)'),
-                             (fourth, FIGURE4, 'nets of one trainer')):
-    x = [int(''.join(c for c in n if c.isdigit())) for n in names]
-    axes.errorbar(x, [found[n]['percent'] if n != 'easgd40' else against(runs, n, 'easgd10')[0] for n in names],
-                  [found[n]['plus_minus'] or 0 for n in names], marker='o', capsize=3)
-    axes.set(xlabel=label, ylabel='normalized entropy, % more', xscale='log', xticks=x, xticklabels=x)
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-  for name in FIGURE7[1:]:
-    steps = [done for done, _ in runs[name, 0]['evaluations']]
-    ne = lambda v: np.mean([[said['ne'] for _, said in runs[v, s]['evaluations']] for s in range(SEEDS.value)], 0)
-    seventh.plot(np.array(steps) * runs[name, 0]['settings']['batch'] / 1e6, 100 * (ne(name) / ne('easgd40') - 1),
-                 marker='o', label=f'{name[2:]} groups of 6 + 6')
-  seventh.axhline(0, color='black', linewidth=0.8)
-  seventh.set(xlabel='million examples', ylabel='% against 40 trainers')
-  seventh.legend()
-  seventh.grid(alpha=0.3)
-  for axes, title in zip((third, fourth, seventh), ('Figure 3', 'Figure 4', 'Figure 7'), strict=True):
-    axes.set_title(title)
-  figure.savefig(path, dpi=120)
+def all_runs(workdir):
+  """Set -> (variant, seed) -> what was found."""
+  changes = sets()
+  config = lambda name, v, s: experiment.changed({**changes[name], 'method': v, 'seed': s})
+  jobs = {(name, v, s): (config(name, v, s), workdir / name / f'{v}-{s}.json')
+          for name in changes for s in range(SEEDS.value) for v in variants(name)}
+  if PROCESSES.value == 1:
+    done = {key: hierarchical_dlrm.train_one(*job) for key, job in jobs.items()}
+  else:
+    context = multiprocessing.get_context('spawn')
+    with concurrent.futures.ProcessPoolExecutor(PROCESSES.value, mp_context=context) as pool:
+      started = {key: pool.submit(hierarchical_dlrm.train_one, *job) for key, job in jobs.items()}
+      done = {key: future.result() for key, future in started.items()}
+  return {name: {key[1:]: run for key, run in done.items() if key[0] == name} for name in changes}
 
 
-def draw_clock(found, path):
-  figure = matplotlib.figure.Figure((12, 6.4), layout='constrained')
-  panels = figure.subplots(2, 3).ravel()
-  bars = {'Figure 8: examples/s': found['figure 8'], 'Figure 11: examples/s, 5 groups': found['figure 11']}
-  for axes, (title, numbers) in zip(panels, bars.items(), strict=False):
-    axes.barh(list(numbers)[::-1], list(numbers.values())[::-1])
-    axes.set_title(title)
-  for axes, key, label in ((panels[2], 'figure 10a', 'groups of 6 + 6'),
-                           (panels[3], 'figure 10b', 'trainers = servers of each of 8 groups')):
-    x, y = map(np.array, zip(*((int(k), v) for k, v in found[key].items()), strict=True))
-    axes.plot(x, y / y[0], marker='o', label='by the clock')
-    axes.plot(x, x / x[0], linestyle=':', color='grey', label='linear')
-    axes.set(title=f'Figure {key[7:]}', xlabel=label, ylabel='times the speed of the first')
-    axes.legend()
-  names = list(found['figure 9'])
-  for k, (axes, what) in enumerate(((panels[4], ('processor',)), (panels[5], ('in', 'out')))):
-    for i, resource in enumerate(what):
-      axes.barh(np.arange(len(names)) + 0.4 * i, [100 * found['figure 9'][n][resource] for n in names],
-                height=0.4 if k else 0.8, label=resource)
-    axes.set(title='Figure 9: % busy', yticks=range(len(names)), yticklabels=[n.removeprefix('group0/') for n in names])
-    axes.legend()
-  figure.savefig(path, dpi=110)
+def figures_of(name):
+  """Figure -> variants that it compares, if two or more of them are wanted."""
+  wanted = lambda of: [v for v in of if VARIANTS.value is None or v in VARIANTS.value]
+  compared = COMPARED if name == 'synthetic' else ENDPOINTS
+  return {figure: wanted(of) for figure, of in compared.items() if wanted(of)[1:]}
+
+
+def variants(name):
+  """What is trained on a set, each once."""
+  return tuple(dict.fromkeys(v for of in figures_of(name).values() for v in of))
+
+
+def against(mine, base):
+  """Mean difference in percent over seeds, and half of its 95% interval, paired by seed; None for one seed."""
+  apart = 100 * (np.array(mine) / np.array(base) - 1)
+  half = STUDENT.get(len(apart), 2.5) * np.std(apart, ddof=1) / len(apart) ** 0.5 if apart[1:].size else None
+  return {'percent': float(np.mean(apart)), 'plus_minus': None if half is None else float(half)}
+
+
+def quality(name, runs):
+  """Figure -> variant -> NE of every seed, how far that is from the figure's base, and over the run."""
+  ne = lambda v: [runs[v, s]['ne'] for s in range(SEEDS.value)]
+  late = lambda v: [[said['ne'] for _, said in runs[v, s]['evaluations']] for s in range(SEEDS.value)]
+  found = {}
+  for figure, of in figures_of(name).items():
+    base = BASES[figure]
+    found[figure] = {v: {
+        'ne': ne(v), 'against': base, **against(ne(v), ne(base)),
+        'over_the_run': [against(*pair) for pair in zip(np.transpose(late(v)), np.transpose(late(base)), strict=True)],
+        **staleness(runs[v, 0]), 'batches': runs[v, 0]['batches']} for v in of}
+  return found
+
+
+def staleness(run):
+  """Writes of others between a net's read and its write, in the mean: of dense parameters, and of tables."""
+  dense = [s for node, s in run['staleness'].items() if not node.startswith('sparse')]
+  return {'dense_staleness': float(np.mean(dense)), 'table_staleness': run['staleness'].get('sparse0', 0.0)}
+
+
+def write(found, path):
+  """Writes the file, and reads it back: keys are strings from here on, as whoever reads it has them."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(found, indent=1) + '\n')
+  return json.loads(path.read_text())
 
 
 def main(argv):
   del argv
-  workdir, pictures = pathlib.Path(flags.FLAGS.workdir or 'runs/hierarchical'), pathlib.Path(PICTURES.value)
+  workdir, folder = pathlib.Path(flags.FLAGS.workdir or 'runs/hierarchical'), pathlib.Path(PICTURES.value)
   runs = all_runs(workdir)
-  found = {'command': 'python experiments/hierarchical_figures.py', 'seeds': SEEDS.value,
-           'date': datetime.date.today().isoformat(), 'versions': {'jax': jax.__version__, 'numpy': np.__version__},
-           'machine': f'{os.cpu_count()} cores, {platform.machine()}', 'quality': quality(runs),
-           'settings': runs['ht5', 0]['settings'], 'best_ne': [runs['ht5', s]['best_ne'] for s in range(SEEDS.value)],
-           'clock': clocks.figures()}
-  out = pathlib.Path(OUT.value)
-  out.parent.mkdir(parents=True, exist_ok=True)
-  out.write_text(json.dumps(found, indent=1) + '\n')
-  draw_quality(runs, found['quality'], pictures / 'hierarchical_quality.png')
-  draw_clock(json.loads(out.read_text())['clock'], pictures / 'hierarchical_clock.png')
-  for v, row in found['quality'].items():
-    apart = f'{row["percent"]:+.2f}% +- {row["plus_minus"] or 0:.2f}'
-    print(f'{v:12} {np.mean(row["ne"]):.5f} {apart} against {row["against"]}')
-  print(json.dumps(found['clock'], indent=1))
+  first = variants('synthetic')[0]
+  found = write({
+      'command': 'python experiments/hierarchical_figures.py', 'seeds': SEEDS.value,
+      'date': datetime.date.today().isoformat(), 'versions': {'jax': jax.__version__, 'numpy': np.__version__},
+      'machine': f'{os.cpu_count()} cores, {platform.machine()}', 'settings': runs['synthetic'][first, 0]['settings'],
+      'best_ne': [runs['synthetic'][first, s]['best_ne'] for s in range(SEEDS.value)],
+      'quality': {name: quality(name, of) for name, of in runs.items()},
+      'clock': {model: clocks.figures(machine, CLOCK.value, SEEDS.value)
+                for model, machine in clocks.MODELS.items() if CLOCK.value}}, pathlib.Path(OUT.value))
+  pictures.quality(found, folder / 'hierarchical_quality.png')
+  for model, numbers in found['clock'].items():
+    pictures.clock(numbers, folder / f'hierarchical_clock{model.removeprefix("Model-A").lower()}.png')
+  for (name, figure), table in tables.tables(found).items():
+    print(f'{name}, {figure}\n\n{table}\n')
 
 
 if __name__ == '__main__':

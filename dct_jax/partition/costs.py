@@ -39,6 +39,7 @@ class Machine:
     encode, decode: codec -> seconds of a byte before encoding; 'sparse' for whatever share is left out.
     rate: bytes a second of the network, in each direction.
     memory: bytes of a node; infinite unless given.
+    cores: of a node. Times above are one core's; nets keep all of them busy, which is what placements are weighed by.
   """
 
   flop: float = 2.5e-11
@@ -51,9 +52,10 @@ class Machine:
       'exact': 0.0, 'bfloat16': 1e-10, 'float16': 1e-10, 'int8': 1e-10, 'int4': 2e-10, 'sparse': 2e-10})
   rate: float = 1.25e9
   memory: float = math.inf
+  cores: int = 1
 
   def __post_init__(self):
-    for name in ('flop', 'byte', 'row', 'call', 'rate', 'memory'):
+    for name in ('flop', 'byte', 'row', 'call', 'rate', 'memory', 'cores'):
       if not getattr(self, name) > 0:
         raise ValueError(f'{name} of a machine must be above 0, got {getattr(self, name)}')
     for name in ('encode', 'decode'):

@@ -105,12 +105,12 @@ class Estimate:
 
   def __init__(self, blocks: Blocks, nodes: Nodes, machine: Machine, codec: Codecs | None = None, nets: int = 1):
     self.blocks, self.nodes, self.machine, self.codec, self.nets = blocks, nodes, machine, codec or Codecs(), nets
-    for name in (codecs.EXACT, self.codec.forward, self.codec.backward):
+    for name in (codecs.EXACT, codecs.kind(self.codec.forward), codecs.kind(self.codec.backward)):
       if not (name in machine.encode and name in machine.decode):
         raise ValueError(f'the machine does not have the costs of {name}')
     graph = blocks.graph
     self.seconds = np.array([sum(machine.seconds(graph, graph.operators[i]) for i in b.operators)
-                             for b in blocks.blocks])
+                             for b in blocks.blocks]) / machine.cores
     self.weights = np.array([sum(nbytes(graph.avals[graph.slots[s].value]) for s in b.slots) for b in blocks.blocks],
                             float)
     self.activations = np.array([sum(nbytes(graph.avals[v]) for i in b.operators for v in graph.operators[i].outputs
@@ -133,8 +133,8 @@ class Estimate:
     total = lambda cost: np.array([sum(map(cost, vs)) for vs in edges.values()], float)
     self.bytes = total(lambda v: codecs.encoded_bytes(graph.avals[v], self.codec.of(graph, v)))
     self.buffers = total(lambda v: nbytes(graph.avals[v]) * self.codec.feeds_back(graph, v))
-    self.encode = total(lambda v: self.codec.seconds(graph, v, self.machine)[0])
-    self.decode = total(lambda v: self.codec.seconds(graph, v, self.machine)[1])
+    self.encode = total(lambda v: self.codec.seconds(graph, v, self.machine)[0]) / self.machine.cores
+    self.decode = total(lambda v: self.codec.seconds(graph, v, self.machine)[1]) / self.machine.cores
 
   def _home(self, v):
     """The block that makes or keeps a value, or None for what every node makes or keeps for itself."""

@@ -52,6 +52,7 @@ class Hardware:
     jitter: spread of computing times: the standard deviation of their logarithm.
     slow: node -> how many times longer it computes than others (see `Failure` for names).
     sparse: machines that each sparse server of the plan stands for, as tables of a real one are dealt out to many.
+    dense: machines that each dense server stands for, likewise.
     one_host: whether all nodes share the cores of one host, and messages do not cross a line.
     failures: nodes that are lost.
     checkpoint: seconds between checkpoints of servers; 0 for none but the beginning.
@@ -62,12 +63,13 @@ class Hardware:
   jitter: float = 0.0
   slow: Mapping[str, float] = dataclasses.field(default_factory=dict)
   sparse: int = 1
+  dense: int = 1
   one_host: bool = False
   failures: Sequence[Failure] = ()
   checkpoint: float = 0.0
 
   def __post_init__(self):
-    if self.cores < 1 or self.sparse < 1 or self.latency < 0 or self.jitter < 0 or self.checkpoint < 0:
+    if min(self.cores, self.sparse, self.dense) < 1 or self.latency < 0 or self.jitter < 0 or self.checkpoint < 0:
       raise ValueError(f'a node has a core or more and is one or more, and no time is below 0, got {self}')
     if any(not s > 0 for s in self.slow.values()) or any(f.at < 0 or f.down < 0 for f in self.failures):
       raise ValueError(f'nodes are slower by a factor above 0, and fail at times from 0 on, got {self}')
@@ -180,7 +182,7 @@ class Clock:
 
   def _named(self, name: str) -> _Queue:
     if name not in self._nodes:
-      machines = self.hardware.sparse if name.startswith(SPARSE) else 1
+      machines = {SPARSE: self.hardware.sparse, DENSE: self.hardware.dense}.get(name.rstrip('0123456789'), 1)
       rate = machines * self.plan.estimate.machine.rate
       self._nodes[name] = _Queue(name, machines * self.hardware.cores, rate, self.hardware.slow.get(name, 1.0))
     return self._nodes[name]

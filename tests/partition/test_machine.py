@@ -2,9 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
-from dct_jax.partition import Machine, costs, graph, measure_machine
+from dct_jax.partition import Codecs, Machine, Nodes, costs, graph, measure_machine, plan
+from dct_jax.partition.tasks import tasks_of
 
 
 def only(function, *arguments):
@@ -44,7 +47,18 @@ def test_seconds():
   assert machine.seconds(flat, gather) <= 1e4 * 6 < 100 * table.nbytes  # not the whole table
 
 
-@pytest.mark.parametrize('field', ['flop', 'byte', 'row', 'call', 'rate', 'memory'])
+def test_nets_keep_all_cores_busy():
+  """What a node has to compute weighs less against its line, codecs included; a batch alone takes one core."""
+  loss = lambda p, x: jnp.mean((x @ p['a']['w']) ** 2)
+  params, codec = {'a': {'w': jnp.ones((8, 4))}}, Codecs('int8', 'int8')
+  one, many = (plan(loss, optax.sgd(0.1), params, jnp.ones((16, 8)), nodes=Nodes(group=1), codec=codec,
+                    machine=Machine(cores=cores)) for cores in (1, 18))
+  np.testing.assert_allclose(18 * many.load.seconds[:, 0], one.load.seconds[:, 0])
+  np.testing.assert_array_equal(many.load.seconds[:, 1:], one.load.seconds[:, 1:])
+  assert [t.seconds for t in tasks_of(many)] == [t.seconds for t in tasks_of(one)]
+
+
+@pytest.mark.parametrize('field', ['flop', 'byte', 'row', 'call', 'rate', 'memory', 'cores'])
 def test_machines_are_checked(field):
   with pytest.raises(ValueError, match=f'{field} of a machine must be above 0'):
     Machine(**{field: 0.0})

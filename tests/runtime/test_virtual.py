@@ -116,6 +116,13 @@ def test_slow_nodes_are_slow():
   assert virtual.tick(planned(), Fleet(), Hardware(slow={'group1/group1': 50.0}), 20).seconds == fast
 
 
+def test_enough_dense_servers_are_no_bottleneck():
+  """Replicas of many groups take turns on one line, and hardly wait for ten."""
+  snapshots = lambda dense: sum(e.kind == clock.CENTER for e in events(
+      Fleet(groups=8), 400, planned(group=0), dense=dense, latency=0.0))
+  assert snapshots(10) > 4 * snapshots(1) > 0
+
+
 def events(fleet, batches=60, plan=None, seed=0, **hardware):
   return list(Clock(plan or planned(trainers=fleet.trainers), fleet, Hardware(**hardware), batches, seed).run())
 

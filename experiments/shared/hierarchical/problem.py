@@ -112,5 +112,5 @@ def fleet(config) -> Fleet:
 
 
 def hardware(config) -> Hardware:
-  """Nodes. The paper has enough table servers, too."""
-  return Hardware(config.cores, jitter=config.jitter, sparse=1000)
+  """Nodes. The paper has enough table servers, too; dense servers shall not be the bottleneck either."""
+  return Hardware(config.cores, jitter=config.jitter, sparse=1000, dense=1000)

@@ -1,0 +1,76 @@
+"""Tables of what `results/hierarchical.json` has, in Markdown: `docs/hierarchical.md` shows them as they are."""
+
+import numpy as np
+
+# What the paper's text says of its figures; it prints no other numbers.
+PAPER = {('figure 3', 'easgd40'): '+0.25%', ('figure 4', 'nets96'): '+0.02%', ('figure 7', 'ht5'): 'below -0.2%',
+         ('figure 7', 'ht10'): 'neutral', ('figure 8', 'ht10'): '1.6', ('figure 8 each', 'ht10'): '1.07',
+         ('figure 11', 'without rules and greedy'): 'below -40%', ('figure 11', 'without compression'): 'does not pay',
+         ('figure 11', 'without greedy'): '"considerably" less'}
+TRAINERS = {'easgd40': 40, 'ht5': 30, 'ht8': 48, 'ht10': 60}
+
+
+def tables(found):
+  """(Set or model, figure) -> a table."""
+  made = {(name, figure): _quality(figure, rows) for name, figures in found['quality'].items()
+          for figure, rows in figures.items()}
+  for model, numbers in found['clock'].items():
+    made.update({(model, 'figure 8'): _speeds(numbers['figure 8']), (model, 'figure 9'): _use(numbers['figure 9']),
+                 (model, 'figure 11'): _ablations(numbers['figure 11'])})
+    made.update({(model, f'figure {k}'): _scaling(numbers[f'figure {k}'], label) for k, label in (
+        ('10a', 'groups of 6 + 6'), ('10b', 'trainers and servers of each of 8 groups'))})
+  return made
+
+
+def _table(head, rows):
+  line = lambda cells: '| ' + ' | '.join(cells) + ' |'
+  return '\n'.join([line(head), '|' + '---|' * len(head), *map(line, rows)])
+
+
+def percent(row):
+  """A difference with its interval, where there are seeds to tell one."""
+  if row['plus_minus'] is None:
+    return f'{row["percent"]:+.2f}%'
+  return f'{row["percent"]:+.2f} ± {row["plus_minus"]:.2f}%'
+
+
+def _quality(figure, rows):
+  base = next(iter(rows.values()))['against']
+  at = lambda row, share: row['over_the_run'][round(share * len(row['over_the_run'])) - 1]
+  early = figure == 'figure 7'
+  head = ['', 'NE', *(('against it at 30%', 'at 60%') if early else ()), f'against {base}',
+          'staleness: dense', 'tables', 'paper']
+  cells = lambda v, row: [v, f'{np.mean(row["ne"]):.4f}', *((percent(at(row, 0.3)), percent(at(row, 0.6))) if early
+                                                           else ()),
+                          '' if v == base else percent(row), f'{row["dense_staleness"]:.1f}',
+                          f'{row["table_staleness"]:.1f}', PAPER.get((figure, v), '')]
+  return _table(head, [cells(v, row) for v, row in rows.items()])
+
+
+def _speeds(numbers):
+  base = np.array(numbers['easgd40'])
+  rows = []
+  for v, speeds in numbers.items():
+    over = float(np.mean(np.array(speeds) / base))
+    each = over * TRAINERS['easgd40'] / TRAINERS[v]
+    rows.append([v, f'{np.mean(speeds):,.0f}', f'{over:.2f}', PAPER.get(('figure 8', v), ''), f'{each:.2f}',
+                 PAPER.get(('figure 8 each', v), '')])
+  return _table(['', 'examples/s', 'over easgd40', 'paper', 'for each trainer', 'paper'], rows)
+
+
+def _use(numbers):
+  return _table(['', 'processor', 'in', 'out'],
+                [[name, *(f'{100 * use[k]:.0f}%' for k in ('processor', 'in', 'out'))]
+                 for name, use in numbers.items()])
+
+
+def _scaling(numbers, label):
+  first = next(iter(numbers.values()))
+  return _table([label, *map(str, numbers)], [['times the first', *(f'{v / first:.2f}' for v in numbers.values())]])
+
+
+def _ablations(numbers):
+  whole = numbers['all']
+  return _table(['', 'examples/s', 'against all', 'paper'],
+                [[name, f'{v:,.0f}', '' if name == 'all' else f'{100 * (v / whole - 1):+.0f}%',
+                  PAPER.get(('figure 11', name), '')] for name, v in numbers.items()])
