@@ -1,8 +1,8 @@
 """Error feedback on edges: what a codec leaves out of a gradient is added to the next one that goes the same way.
 
-The DCT paper's Remark 2, to the letter. All nets of a node share one buffer for each value that it sends, so that what
-a batch has left goes along with any other one's, whatever its examples are. Such a buffer grows stale: each entry's
-past is forgotten at random, once in so many batches on average.
+The DCT paper's Remark 2, which speaks of gradients of parameters, to the letter. All nets of a node share one buffer
+for each value that it sends, so that what a batch has left goes along with any other one's, whatever its examples are.
+Such a buffer grows stale: each entry's past is forgotten at random, once in so many batches on average.
 """
 
 from __future__ import annotations
