@@ -7,7 +7,10 @@ from dct_jax.train import experiment
 
 def base():
   config = ml_collections.ConfigDict()
-  config.engine = 'virtual'
+  config.engine = 'virtual'  # or ray, or threads
+  config.address = ''  # of a Ray cluster
+  config.checkpoint_every = 30.0
+  config.publish_every = 0.0
   config.data = ''  # a Criteo TSV, a directory with Frappe's files, or the synthetic set
   config.cache = 'runs/cache'
   config.rows = 2_000_000  # of the synthetic set, each seen once
@@ -61,6 +64,7 @@ EDGES = {
 }
 VARIANTS = {
     'one': {'nets': 1},
+    'small': {'groups': 2, 'trainers': 2, 'servers': 2, 'nets': 3, 'rows': 100_000, 'test_rows': 20_000},
     'easgd5': {'groups': 5},
     'easgd10': {'groups': 10},
     'easgd20': {'groups': 20},

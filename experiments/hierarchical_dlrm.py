@@ -2,6 +2,7 @@
 
     python experiments/hierarchical_dlrm.py                   # 40 trainers against 5 groups, in virtual time
     python experiments/hierarchical_dlrm.py --method=nets12,nets96 --rows=500000
+    python experiments/hierarchical_dlrm.py --method=small --engine=ray      # 12 processes, each node its own
     python experiments/hierarchical_dlrm.py --method=edges,edges-int8-int4,edges-int8-sparse --rows=300000
 """
 
@@ -13,10 +14,14 @@ from absl import app, flags
 
 from dct_jax.runtime import virtual
 from dct_jax.train import experiment
-from shared.hierarchical import problem
+from shared.hierarchical import on_cluster, problem
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/hierarchical_dlrm.py', {
     'data': (str, 'Criteo TSV, or directory with the files of Frappe; synthetic clicks unless given.'),
+    'engine': (str, 'What runs it: virtual for one process with a clock of its own, ray for processes, or threads.'),
+    'address': (str, 'Address of a Ray cluster, as host:port; one is started on this machine unless given.'),
+    'checkpoint_every': (float, 'Seconds between checkpoints of a cluster.'),
+    'publish_every': (float, 'Seconds between models that a cluster publishes; 0 for the last one alone.'),
     'rows': (int, 'Number of rows of the synthetic training set.'),
     'batch': (int, 'Number of examples of a batch.'),
     'groups': (int, 'Number of groups, each with a copy of the dense parameters.'),
@@ -25,7 +30,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/hierarchica
     'nets': (int, 'Number of batches that a trainer works on at the same time.'),
     'sync': (str, 'Way to pull groups together: easgd, averaging or bmuf.'),
     'alpha': (float, 'Strength with which a synchronization pulls.'),
-    'gap': (float, 'Seconds of virtual time between synchronizations of a server.'),
+    'gap': (float, 'Seconds between synchronizations of a server; of virtual time, if that is the engine.'),
     'forward': (str, 'Codec of activations: exact, bfloat16, float16, int8, int4, or sparse:0.9 for a tenth of a row.'),
     'backward': (str, 'Codec of gradients of activations, with the same names.'),
     'feedback': (int, 'Number of batches, on average, until what gradients lose is forgotten; 0 keeps none of it.'),
@@ -43,14 +48,28 @@ def train_one(config, path):
     return _before(config, path)
   task = problem.make(config, problem.load(config))
   plan = problem.plan(config, task)
+  train = _in_virtual_time if config.engine == 'virtual' else on_cluster.train
+  found = {'settings': json.loads(config.to_json()), 'best_ne': task.best, 'megabytes': plan.load.traffic / 1e6,
+           **train(config, task, plan, path.with_suffix(''))}
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(found, indent=1))
+  return found
+
+
+def _in_virtual_time(config, task, plan, directory):
+  del directory  # a run that ends too early begins again
   params = plan.split(task.params)
   run = virtual.train(plan, problem.fleet(config), problem.hardware(config), (params, task.optimizer.init(params)),
                       task.batch_of, task.batches, seed=config.seed, evaluate=task.evaluate,
                       evaluations=config.evaluations)
-  found = _summary(config, task, run) | {'megabytes': plan.load.traffic / 1e6}
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(found, indent=1))
-  return found
+  mean = lambda counts: sum(s * n for s, n in counts.items()) / sum(counts.values())
+  return {'batches': run.batches,
+          'evaluations': [(done, {k: float(v) for k, v in said.items()}) for done, said in run.evaluations],
+          'ne': float(run.evaluations[-1][1]['ne']),
+          'train_loss': float(np.mean(run.losses[-max(run.batches // 10, 1):])),
+          'examples_per_second': run.examples_per_second(config.batch), 'seconds': run.seconds,
+          'staleness': {node: mean(counts) for node, counts in run.staleness.items()},
+          'events': run.events, 'wall_seconds': run.wall_seconds}
 
 
 def _before(config, path):
@@ -60,17 +79,6 @@ def _before(config, path):
     raise ValueError(f'{path} has a run of other settings; take another --workdir: ' + ', '.join(
         f'{k} was {found["settings"].get(k)!r}, got {mine[k]!r}' for k in other))
   return found
-
-
-def _summary(config, task, run):
-  mean = lambda counts: sum(s * n for s, n in counts.items()) / sum(counts.values())
-  return {'settings': json.loads(config.to_json()), 'best_ne': task.best, 'batches': run.batches,
-          'evaluations': [(done, {k: float(v) for k, v in said.items()}) for done, said in run.evaluations],
-          'ne': float(run.evaluations[-1][1]['ne']),
-          'train_loss': float(np.mean(run.losses[-max(run.batches // 10, 1):])),
-          'examples_per_second': run.examples_per_second(config.batch), 'seconds': run.seconds,
-          'staleness': {node: mean(counts) for node, counts in run.staleness.items()},
-          'events': run.events, 'wall_seconds': run.wall_seconds}
 
 
 def main(argv):

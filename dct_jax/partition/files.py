@@ -52,14 +52,15 @@ def load(path: str | os.PathLike, graph: Graph, nodes: Nodes | None = None) -> P
 
 
 def restore(path: str | os.PathLike, loss: Callable, optimizer: optax.GradientTransformation, params: Any, *batch: Any,
-            nodes: Nodes | None = None, has_aux: bool = False, fc: str = 'float32') -> Plan:
+            nodes: Nodes | None = None, has_aux: bool = False) -> Plan:
   """Reads a plan for a loss function, whose layers are split as they were: arguments are those of `plan`.
 
   Raises:
     ValueError: as `load` does.
   """
+  fc = str(read(path).get('fc', 'float32'))
   net, parts = split_net(loss, optimizer, params, *batch, choice=splits(path), has_aux=has_aux, fc=fc)
-  return dataclasses.replace(load(path, net, nodes), parts=parts)
+  return dataclasses.replace(load(path, net, nodes), parts=parts, fc=fc)
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def _content(plan: Plan) -> dict[str, Any]:
             'after': m.after, 'why': m.why} for m in plan.moves]
   return {'format': FORMAT, 'program': plan.graph.fingerprint, 'nodes': dataclasses.asdict(plan.nodes),
           'codecs': dataclasses.asdict(estimate.codec), 'machine': machine, 'nets': estimate.nets,
-          'optimal': plan.optimal, 'splits': splits_of(plan),
+          'optimal': plan.optimal, 'splits': splits_of(plan), 'fc': plan.fc,
           'placement': {name: nodes[n] for name, n in zip(names, plan.at, strict=True)}, 'moves': moves}
 
 

@@ -38,6 +38,7 @@ class Plan:
     moves: of the greedy refinement, with reasons.
     optimal: whether this is known to be the best placement.
     parts: layers that are split, if any: parameters and optimizer state of the planned function are then in parts.
+    fc: numbers that FCs multiply forward.
   """
 
   estimate: Estimate
@@ -45,6 +46,7 @@ class Plan:
   moves: tuple[refine.Move, ...] = ()
   optimal: bool = False
   parts: splits_of.Split | None = None
+  fc: str = 'float32'
 
   @property
   def graph(self) -> Graph:
@@ -170,7 +172,7 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
 
   def make(choice: splits_of.Choice, **more: Any) -> Plan:
     net, split = net_of(choice=choice)
-    return dataclasses.replace(plan_graph(net, nodes, **{**options, **more}), parts=split)
+    return dataclasses.replace(plan_graph(net, nodes, **{**options, **more}), parts=split, fc=fc)
 
   if splits != 'auto':
     if not (splits is None or isinstance(splits, Mapping)):

@@ -8,9 +8,6 @@ from dct_jax.partition import ready
 from dct_jax.runtime.cluster import Job, Watch, threads
 from shared.hierarchical import problem
 
-ENGINES = ('virtual', 'ray', 'threads')
-
-
 def net(config):
   """The program, as every node makes it for itself."""
   task = problem.make(config, problem.load(config))
@@ -23,7 +20,7 @@ def batches(config):
 
 
 def train(config, task, plan, directory):
-  """Trains; returns the run and what the model measures."""
+  """Trains, or goes on where a run in this directory was; returns what came out."""
   job = Job(functools.partial(net, config), functools.partial(batches, config))
   with _view(config, directory) as show:
     watch = Watch(checkpoint=config.checkpoint_every, publish=config.publish_every, show=show)
@@ -34,7 +31,17 @@ def train(config, task, plan, directory):
                          address=config.address or None, **options)
     else:
       run = threads.train(job, plan, problem.fleet(config), task.batches, directory, **options)
-  return run, task.evaluate(run.model)
+  counts = {name: found for name, found in run.staleness.items() if found}
+  late = sorted(run.losses)[-max(task.batches // 10, 1):]
+  return {'batches': task.batches, 'ne': float(task.evaluate(run.model)['ne']),
+          'train_loss': sum(run.losses[i] for i in late) / len(late),
+          'examples_per_second': config.batch * run.batches_per_second(), 'seconds': run.seconds,
+          'staleness': {name.split('/')[-1]: mean_of(found) for name, found in counts.items()}, 'log': run.log}
+
+
+def mean_of(counts):
+  """Mean number of others' updates."""
+  return sum(s * n for s, n in counts.items()) / sum(counts.values())
 
 
 @contextlib.contextmanager

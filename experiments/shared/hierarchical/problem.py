@@ -16,6 +16,9 @@ from dct_jax.netlab import bits_per_second
 from dct_jax.runtime import Fleet, Hardware
 
 
+ENGINES = ('virtual', 'ray', 'threads')
+
+
 class Problem(NamedTuple):
   """What is trained.
 
@@ -97,6 +100,8 @@ def codec(config) -> partition.Codecs:
 def check(config) -> None:
   """Raises for settings that cannot work, before any data are read."""
   codec(config), fleet(config), hardware(config), partition.fcs_in(check, config.fc)
+  if config.engine not in ENGINES:
+    raise ValueError(f'a run is on one of {ENGINES}, got engine={config.engine!r}')
 
 
 def plan(config, problem: Problem, **options) -> partition.Plan:
