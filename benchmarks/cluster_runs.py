@@ -17,7 +17,7 @@ from dct_jax import partition
 from dct_jax.models.dlrm import Dlrm
 from dct_jax.partition.ready import Net
 from dct_jax.runtime import Fleet, Hardware, virtual
-from dct_jax.runtime.cluster import Job, Watch, calibrate, calls, messages, on_ray
+from dct_jax.runtime.cluster import Job, Watch, calls, messages, on_ray, timing
 
 BATCH = 512
 # Groups, trainers, nets: not one of them is what the clock was calibrated on, one trainer with one net.
@@ -60,7 +60,7 @@ def clock_against_ray(count=1500):
   """Rows of (setting, examples/s on Ray, by the clock, mean staleness of both)."""
   hardware = Hardware(cores=os.cpu_count() or 2, one_host=True, latency=0.0, jitter=0.1)
   alone = real(planned(1), Fleet(), count)
-  costs = calibrate.seconds_of(planned(1), alone, hardware)
+  costs = timing.seconds_of(planned(1), alone, hardware)
   rows = [((1, 1, 1), BATCH * alone.batches_per_second(), BATCH * alone.batches_per_second(), 0.0, 0.0)]
   for groups, trainers, nets in SETTINGS:
     plan, fleet = planned(trainers), Fleet(groups, trainers, nets, gap=0.1)

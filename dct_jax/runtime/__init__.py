@@ -2,7 +2,7 @@
 
 `Pipeline` has stages with their schedule, shared parameters and checkpoints. `virtual` trains plans of
 `dct_jax.partition` on a `Fleet`, with the asynchrony that its nodes would really have. `Pulls` is a server whose
-workers pull compressed changes of its model, each at a speed of its own.
+workers pull compressed changes of its model, each at a speed of its own. `cluster` runs plans on real nodes.
 """
 
 from dct_jax.runtime import virtual
@@ -16,5 +16,5 @@ from dct_jax.runtime.stages import Stage, chain
 
 __all__ = [
     'Failure', 'Fleet', 'Hardware', 'Pipeline', 'Pulls', 'Stage', 'StageCheckpoints', 'Tables', 'chain', 'means_apart',
-    'virtual',  # a module
+    'cluster', 'virtual',  # modules
 ]

@@ -62,7 +62,7 @@ def tick(plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, *, seed: in
     hardware: what nodes and lines can do.
     batches: in all, for all trainers together.
     seed: of jitter.
-    seconds: (node, round) -> seconds of a task, where they were measured; see `cluster.calibrate`.
+    seconds: (node, round) -> seconds of a task, where they were measured; see `cluster.timing`.
   """
   clock, begin = _clock(plan, fleet, hardware, batches, seed, seconds), time.perf_counter()
   for _ in clock.run():

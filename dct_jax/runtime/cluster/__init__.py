@@ -11,5 +11,6 @@ from dct_jax.runtime.cluster.saves import Published
 
 __all__ = [
     'ClusterRun', 'Job', 'Look', 'Published', 'Watch',
-    'calibrate', 'on_ray', 'threads', 'view',  # modules; on_ray and view need the extra 'hierarchical'
+    # Modules; on_ray and view need the extra 'hierarchical'.
+    'calls', 'messages', 'on_ray', 'threads', 'timing', 'view',
 ]

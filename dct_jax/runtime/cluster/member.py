@@ -17,9 +17,9 @@ from dct_jax.partition.graph import PARAMETER
 from dct_jax.partition.placement import DENSE, GROUP, TRAINER
 from dct_jax.runtime.cluster import job, saves
 from dct_jax.runtime.cluster.calls import Address, Desk, Line
-from dct_jax.runtime.cluster.center import Center, Synchronizer
-from dct_jax.runtime.cluster.host import Host
+from dct_jax.runtime.cluster.dense import DenseServer, Synchronizer
 from dct_jax.runtime.cluster.job import READER, Blueprint
+from dct_jax.runtime.cluster.keeper import Keeper
 from dct_jax.runtime.cluster.reader import Reader
 from dct_jax.runtime.cluster.server import Server
 from dct_jax.runtime.cluster.trainer import Trainer
@@ -52,7 +52,7 @@ class Member:
     if isinstance(self.body, Trainer):
       self.body.start()
 
-  def _body(self, leaves: list[Any]) -> Reader | Center | Server | Trainer:
+  def _body(self, leaves: list[Any]) -> Reader | DenseServer | Server | Trainer:
     made, kind = self.blueprint, job.kind_of(self.name)
     if kind == READER:
       number = int(self.name.removeprefix(READER))
@@ -65,7 +65,7 @@ class Member:
       return Reader(self.plan, made.job.batch_of(), made.batches, nets, path, first=number, stride=made.readers,
                     slack=made.fleet.slack)
     if kind == DENSE:
-      return Center(self.plan, made.fleet, int(self.name.removeprefix(DENSE)), leaves)
+      return DenseServer(self.plan, made.fleet, int(self.name.removeprefix(DENSE)), leaves)
     if kind == TRAINER:
       return Trainer(self.plan, leaves, self._line_to, job.nets_of(made.fleet, self.name), self._note)
     number = job.group_of(self.name) if '/' in self.name else 0
@@ -83,7 +83,7 @@ class Member:
     return found[0].name
 
   def _synchronizer(self) -> Synchronizer | None:
-    if isinstance(self.body, Host) and '/' in self.name and self.blueprint.fleet.groups > 1:
+    if isinstance(self.body, Keeper) and '/' in self.name and self.blueprint.fleet.groups > 1:
       return Synchronizer(self.body, self.blueprint.fleet, job.group_of(self.name), self._line_to, self._note)
     return None
 
@@ -109,7 +109,7 @@ class Member:
     found: dict[str, Any] = {'pid': os.getpid(), 'threads': threading.active_count(),
                              'notes': [self._notes.popleft() for _ in range(len(self._notes))]}
     body = self.body
-    if isinstance(body, Host):
+    if isinstance(body, Keeper):
       found |= {'writes': body.store.writes, 'staleness': dict(body.store.staleness),
                 'synchronized': self.synchronizer.count if self.synchronizer else 0, 'spent': body.spent.medians()}
     if isinstance(body, Trainer):
@@ -118,7 +118,7 @@ class Member:
       found |= {'losses': losses, 'waited': body.waited, 'working': body.working, 'failed': body.failed}
     elif isinstance(body, Server):
       found['asked'] = body.asked
-    elif isinstance(body, Center):
+    elif isinstance(body, DenseServer):
       found['exchanges'] = body.exchanges
     else:
       found['done'] = body.done
@@ -134,9 +134,9 @@ class Member:
 
   def parameters(self) -> dict[int, np.ndarray]:
     """Slots of parameters that are here: the center's of a dense server."""
-    if isinstance(self.body, Center):
+    if isinstance(self.body, DenseServer):
       return self.body.parameters()
-    if not isinstance(self.body, Host):
+    if not isinstance(self.body, Keeper):
       return {}
     kinds = self.plan.graph.slots
     return {int(k): x for k, x in self.body.store.arrays().items() if kinds[int(k)].kind == PARAMETER}
@@ -151,7 +151,7 @@ class Member:
 
   def settle(self) -> None:
     """Ends synchronization, so that parameters stay as they are."""
-    if isinstance(self.body, Center):
+    if isinstance(self.body, DenseServer):
       self.body.settle()
     if self.synchronizer:
       self.synchronizer.stop()

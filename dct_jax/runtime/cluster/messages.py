@@ -63,7 +63,7 @@ def part(message: bytes) -> tuple[Head, memoryview]:
   return head, body
 
 
-class Layout:
+class ArrayBytes:
   """Arrays of known shapes and types, one behind the other."""
 
   def __init__(self, shapes: Any):
@@ -99,9 +99,9 @@ class Layout:
     return jax.tree.unflatten(self._tree, found)
 
 
-def layout_of(graph: Graph, transfers: Sequence[Transfer]) -> Layout:
+def layout_of(graph: Graph, transfers: Sequence[Transfer]) -> ArrayBytes:
   """Of what a node sends to another in a round."""
-  return Layout([_encoded(graph.avals[t.value], t.codec) for t in transfers])
+  return ArrayBytes([_encoded(graph.avals[t.value], t.codec) for t in transfers])
 
 
 def plain_shape(aval: Any) -> Any:

@@ -37,7 +37,7 @@ class Reader:
   def __init__(self, plan: Plan, batch_of: Callable[[int], tuple], batches: int, nets: Mapping[int, int],
                journal: str | os.PathLike, *, first: int = 0, stride: int = 1, slack: int | None = None):
     slots = [s for s in plan.graph.slots if s.kind == BATCH]
-    self.layout = messages.Layout([messages.plain_shape(plan.graph.avals[s.value]) for s in slots])
+    self.layout = messages.ArrayBytes([messages.plain_shape(plan.graph.avals[s.value]) for s in slots])
     self._batch_of, self._stop, self._first, self._stride = batch_of, batches, first, stride
     self._journal = Journal(journal, sorted(nets))
     self._gate = Gate(nets, slack)

@@ -7,11 +7,11 @@ from typing import Any
 from dct_jax.partition import Plan
 from dct_jax.partition.placement import TRAINER
 from dct_jax.runtime.cluster import messages
-from dct_jax.runtime.cluster.host import Host, Passage
+from dct_jax.runtime.cluster.keeper import Keeper, Passage
 from dct_jax.runtime.cluster.messages import RUN, Head
 
 
-class Server(Host):
+class Server(Keeper):
   """A group or sparse parameter server.
 
   Args:

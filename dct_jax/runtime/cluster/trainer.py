@@ -15,13 +15,13 @@ from dct_jax.partition.placement import TRAINER
 from dct_jax.partition.programs import Program
 from dct_jax.runtime.cluster import messages
 from dct_jax.runtime.cluster.calls import Line
-from dct_jax.runtime.cluster.host import Host
-from dct_jax.runtime.cluster.messages import END, NEXT, RUN, WAIT, Head, Layout
+from dct_jax.runtime.cluster.keeper import Keeper
+from dct_jax.runtime.cluster.messages import END, NEXT, RUN, WAIT, ArrayBytes, Head
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before something that failed is tried again, twice as long each time
 
 
-class Trainer(Host):
+class Trainer(Keeper):
   """Nets on threads of their own, which share the trainer's parameters, if it has any.
 
   Args:
@@ -154,7 +154,7 @@ class Route:
     self.loss = next(v for n, v in own.results if graph.outputs[n].kind == LOSS)
     self._slots = [k for k, s in enumerate(graph.slots) if s.kind == BATCH]
     self._avals = [graph.avals[graph.slots[k].value] for k in self._slots]
-    self._layout = Layout([messages.plain_shape(a) for a in self._avals])
+    self._layout = ArrayBytes([messages.plain_shape(a) for a in self._avals])
 
   def batch(self, body: memoryview) -> dict[int, Any]:
     """Slots of a batch that came from a reader."""

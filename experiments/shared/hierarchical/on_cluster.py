@@ -8,6 +8,7 @@ from dct_jax.partition import ready
 from dct_jax.runtime.cluster import Job, Watch, threads
 from shared.hierarchical import problem
 
+
 def net(config):
   """The program, as every node makes it for itself."""
   task = problem.make(config, problem.load(config))

@@ -15,7 +15,6 @@ from dct_jax.models.dlrm import Dlrm
 from dct_jax.netlab import bits_per_second
 from dct_jax.runtime import Fleet, Hardware
 
-
 ENGINES = ('virtual', 'ray', 'threads')
 
 

@@ -21,7 +21,7 @@ from dct_jax.runtime.cluster.store import Store
 NOTES = 'applied'  # beside the numbers of slots
 
 
-class Host:
+class Keeper:
   """A node of a plan, its parameters, and which updates they have had.
 
   Args:
@@ -85,8 +85,8 @@ class Host:
 class Passage:
   """A net's batch on one node: what it knows there, from its first round to its last."""
 
-  def __init__(self, host: Host, net: int, batch: int, slots: Mapping[int, Any]):
-    self.host, self.net, self.batch = host, net, batch
+  def __init__(self, keeper: Keeper, net: int, batch: int, slots: Mapping[int, Any]):
+    self.keeper, self.net, self.batch = keeper, net, batch
     self._slots = dict(slots)
     self._node: Node | None = None
     self._seen = 0
@@ -95,19 +95,19 @@ class Passage:
   def node(self) -> Node:
     """Values that are known. The first look at it is the batch's read of all parameters of this node."""
     if self._node is None:
-      self._seen = self.host.store.writes
-      held = {**self.host.store.read(), **self._slots}
-      self._node = Node(self.host.graph, self.host.program, {k: held[k] for k in self.host.program.slots},
-                        self.host.feedback)
+      self._seen = self.keeper.store.writes
+      held = {**self.keeper.store.read(), **self._slots}
+      self._node = Node(self.keeper.graph, self.keeper.program, {k: held[k] for k in self.keeper.program.slots},
+                        self.keeper.feedback)
     return self._node
 
   def run(self, step: RoundStep) -> None:
     """Runs a round, and applies its updates unless they were applied when the batch was tried before."""
     updates = any(segment.phase == work.UPDATE for segment in step.runs)
-    fresh = not updates or self.host.first_time(self.net, self.batch, step.round)
-    write = self.host.store.write if fresh else lambda before, after: None
-    work.run_segments(self.host.plan, self.host.program, self.node, step, self.host.store.read, write)
+    fresh = not updates or self.keeper.first_time(self.net, self.batch, step.round)
+    write = self.keeper.store.write if fresh else lambda before, after: None
+    work.run_segments(self.keeper.plan, self.keeper.program, self.node, step, self.keeper.store.read, write)
     if updates and fresh:
-      self.host.applied(self.net, self.batch, step.round)
-      self.host.store.wrote(self._seen)
-      self._seen = self.host.store.writes  # its own second update is nobody else's
+      self.keeper.applied(self.net, self.batch, step.round)
+      self.keeper.store.wrote(self._seen)
+      self._seen = self.keeper.store.writes  # its own second update is nobody else's

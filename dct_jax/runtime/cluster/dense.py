@@ -14,14 +14,14 @@ from dct_jax.partition import Plan
 from dct_jax.partition.placement import DENSE
 from dct_jax.runtime.cluster import messages
 from dct_jax.runtime.cluster.calls import Line
-from dct_jax.runtime.cluster.host import Host
+from dct_jax.runtime.cluster.keeper import Keeper
 from dct_jax.runtime.cluster.messages import SYNC, Head
 from dct_jax.runtime.fleet import Fleet, shares
 
 GATHER = 20.0  # seconds for which a synchronization of all groups waits for those that are missing
 
 
-class Center:
+class DenseServer:
   """A dense parameter server.
 
   Args:
@@ -111,40 +111,40 @@ class Center:
         self._state[node] = jax.tree.unflatten(tree, map(jnp.asarray, given))
 
 
-def layout(plan: Plan, slots: list[int]) -> messages.Layout:
+def layout(plan: Plan, slots: list[int]) -> messages.ArrayBytes:
   """Of parameters that are synchronized: in float32, whatever they are trained in."""
   shape = lambda k: plan.graph.avals[plan.graph.slots[k].value].shape
-  return messages.Layout([jax.ShapeDtypeStruct(shape(k), jnp.float32) for k in slots])
+  return messages.ArrayBytes([jax.ShapeDtypeStruct(shape(k), jnp.float32) for k in slots])
 
 
 class Synchronizer:
   """Pulls a node's parameters and a dense server's center together, over and over, while nets train on.
 
   Args:
-    host: whose parameters they are.
+    keeper: whose parameters they are.
     fleet: how often, and how.
     group: its number.
     line_to: name of a dense server -> a line to it.
     note: told of what was lost.
   """
 
-  def __init__(self, host: Host, fleet: Fleet, group: int, line_to: Callable[[str], Line],
+  def __init__(self, keeper: Keeper, fleet: Fleet, group: int, line_to: Callable[[str], Line],
                note: Callable[[str], None] = lambda text: None):
-    self.host, self.fleet, self.group, self._note = host, fleet, group, note
+    self.keeper, self.fleet, self.group, self._note = keeper, fleet, group, note
     self._ended, self._applying = threading.Event(), threading.Lock()
     self.count = 0
     apply = jax.jit(lambda held, correction: fleet.averaging.change(held, correction))
-    every = shares(host.plan, fleet)
+    every = shares(keeper.plan, fleet)
     for (node, dense), slots in every.items():
-      if node == host.name:
+      if node == keeper.name:
         number = sorted(n for n, d in every if d == dense).index(node)
         line = line_to(f'{DENSE}{dense}')
         threading.Thread(target=self._loop, args=(line, number, slots, apply), daemon=True).start()
 
   def _loop(self, line: Line, number: int, slots: list[int], change: Callable) -> None:
-    form, failures = layout(self.host.plan, slots), 0
+    form, failures = layout(self.keeper.plan, slots), 0
     while not self._ended.wait(max(self.fleet.gap, 1e-3) * 2 ** min(failures, 6)):
-      snapshot = [np.asarray(x, np.float32) for x in self.host.store.read(slots).values()]
+      snapshot = [np.asarray(x, np.float32) for x in self.keeper.store.read(slots).values()]
       if not all(np.isfinite(x).all() for x in snapshot):
         self._note(f'group {self.group} has numbers that are not finite, and takes no part in a synchronization')
         failures += 1
@@ -158,8 +158,8 @@ class Synchronizer:
         continue
       with self._applying:
         if not self._ended.is_set():
-          now = [x.astype(np.float32) for x in map(np.asarray, self.host.store.read(slots).values())]
-          self.host.store.add(dict(zip(slots, map(np.asarray, change(now, correction)), strict=True)))
+          now = [x.astype(np.float32) for x in map(np.asarray, self.keeper.store.read(slots).values())]
+          self.keeper.store.add(dict(zip(slots, map(np.asarray, change(now, correction)), strict=True)))
           self.count, failures = self.count + 1, 0
 
   def stop(self) -> None:
