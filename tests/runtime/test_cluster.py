@@ -361,3 +361,21 @@ def test_what_gradients_lose_is_kept(tmp_path):
     losses.append(float(loss))
   assert any(found.buffers for found in kept.values())
   assert [run.losses[i] for i in range(8)] == losses
+
+
+def test_a_look_is_drawn_and_kept_as_curves(tmp_path):
+  """A table of all nodes, lost ones left out, and numbers for TensorBoard."""
+  view = pytest.importorskip('dct_jax.runtime.cluster.view', reason="rich comes with the extra 'hierarchical'")
+  looks = []
+  with view.showing(16, terminal=False, logdir=tmp_path / 'curves') as show:
+    keep = lambda look: (looks.append(look), show(look))
+    threads.train(clusters.JOB, clusters.planned(), Fleet(groups=2, nets=2, gap=0.01), 200, tmp_path / 'run',
+                  watch=Watch(poll=0.05, show=keep))
+  last = looks[-1]
+  drawn = view.table(last, 16)
+  assert drawn.row_count == len(last.nodes) == 8 and '200 of 200 batches' in drawn.title
+  found = view.scalars(last, 16)
+  assert found['loss'] == last.loss and found['staleness/group0/group0'] >= 0
+  assert list((tmp_path / 'curves').glob('events*'))
+  empty = view.table(driver.Look(0.0, 0, 5, 0.0, float('nan'), {}), 16)
+  assert empty.row_count == 0
