@@ -18,7 +18,7 @@ from timing import table
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))  # the net is that of the figures
 from shared.hierarchical import clocks
 
-BATCHES = flags.DEFINE_integer('batches', 12, 'Number of batches of every net.')
+BATCHES = flags.DEFINE_integer('batches', 8, 'Number of batches of every net.')
 TRAINERS, GROUPS, EACH = 40, 10, 6
 
 

@@ -32,7 +32,7 @@ PROCESSES = flags.DEFINE_integer('processes', os.cpu_count(),
 FRAPPE = flags.DEFINE_string('frappe', None, "Directory with Frappe's files; without it that part is left out.")
 CRITEO = flags.DEFINE_string('criteo', None, 'Criteo TSV for the endpoints; without it that part is left out.')
 FULL = flags.DEFINE_bool('full', True, "Whether the endpoints are trained with the DCT paper's DLRM, too.")
-CLOCK = flags.DEFINE_integer('clock', 12, 'Number of batches of every net, by the clock alone; 0 leaves that out.')
+CLOCK = flags.DEFINE_integer('clock', 8, 'Number of batches of every net, by the clock alone; 0 leaves that out.')
 VARIANTS = flags.DEFINE_list('variants', None, 'Variants that are trained, with those that they are compared with.')
 BASES = {'figure 3': 'easgd10', 'figure 4': 'nets12', 'figure 7': 'easgd40'}
 ENDPOINTS = {'figure 3': ('easgd10', 'easgd40'), 'figure 4': ('nets12', 'nets96'), 'figure 7': ('easgd40', 'ht5')}
@@ -45,7 +45,7 @@ def sets():
   """Name -> what is changed in the configuration: nothing for the small DLRM on synthetic rows, with all figures."""
   found = {'synthetic': {}}
   if FULL.value:
-    found['full'] = {'bottom': Dlrm.bottom, 'top': Dlrm.top, 'rows': 128_000, 'test_rows': 20_000}
+    found['full'] = {'bottom': Dlrm.bottom, 'top': Dlrm.top, 'rows': 256_000}
   if FRAPPE.value:
     found['frappe'] = {'data': FRAPPE.value, 'passes': 4}
   if CRITEO.value:
@@ -58,7 +58,7 @@ def all_runs(workdir):
   changes = sets()
   config = lambda name, v, s: experiment.changed({**changes[name], 'method': v, 'seed': s})
   jobs = {(name, v, s): (config(name, v, s), workdir / name / f'{v}-{s}.json')
-          for name in changes for s in range(SEEDS.value) for v in variants(name)}
+          for name in changes for s in range(seeds(name)) for v in variants(name)}
   if PROCESSES.value == 1:
     done = {key: hierarchical_dlrm.train_one(*job) for key, job in jobs.items()}
   else:
@@ -67,6 +67,11 @@ def all_runs(workdir):
       started = {key: pool.submit(hierarchical_dlrm.train_one, *job) for key, job in jobs.items()}
       done = {key: future.result() for key, future in started.items()}
   return {name: {key[1:]: run for key, run in done.items() if key[0] == name} for name in changes}
+
+
+def seeds(name):
+  """How many there are on a set: a training of the full DLRM takes ten times as long."""
+  return 1 if name == 'full' else SEEDS.value
 
 
 def figures_of(name):
@@ -90,8 +95,8 @@ def against(mine, base):
 
 def quality(name, runs):
   """Figure -> variant -> NE of every seed, how far that is from the figure's base, and over the run."""
-  ne = lambda v: [runs[v, s]['ne'] for s in range(SEEDS.value)]
-  late = lambda v: [[said['ne'] for _, said in runs[v, s]['evaluations']] for s in range(SEEDS.value)]
+  ne = lambda v: [runs[v, s]['ne'] for s in range(seeds(name))]
+  late = lambda v: [[said['ne'] for _, said in runs[v, s]['evaluations']] for s in range(seeds(name))]
   found = {}
   for figure, of in figures_of(name).items():
     base = BASES[figure]
@@ -106,6 +111,12 @@ def staleness(run):
   """Writes of others between a net's read and its write, in the mean: of dense parameters, and of tables."""
   dense = [s for node, s in run['staleness'].items() if not node.startswith('sparse')]
   return {'dense_staleness': float(np.mean(dense)), 'table_staleness': run['staleness'].get('sparse0', 0.0)}
+
+
+def clock(machine, path):
+  """Figures 8 to 11, or what they were before."""
+  return json.loads(path.read_text()) if path.exists() else write(
+      clocks.figures(machine, CLOCK.value, SEEDS.value), path)
 
 
 def write(found, path):
@@ -126,11 +137,12 @@ def main(argv):
       'machine': f'{os.cpu_count()} cores, {platform.machine()}', 'settings': runs['synthetic'][first, 0]['settings'],
       'best_ne': [runs['synthetic'][first, s]['best_ne'] for s in range(SEEDS.value)],
       'quality': {name: quality(name, of) for name, of in runs.items()},
-      'clock': {model: clocks.figures(machine, CLOCK.value, SEEDS.value)
+      'clock': {model: clock(machine, workdir / f'{model}-{CLOCK.value}-{SEEDS.value}.json')
                 for model, machine in clocks.MODELS.items() if CLOCK.value}}, pathlib.Path(OUT.value))
   pictures.quality(found, folder / 'hierarchical_quality.png')
   for model, numbers in found['clock'].items():
-    pictures.clock(numbers, folder / f'hierarchical_clock{model.removeprefix("Model-A").lower()}.png')
+    which = '' if model == 'Model-A' else f'_{model}'
+    pictures.clock(numbers, folder / f'hierarchical_clock{which}.png')
   for (name, figure), table in tables.tables(found).items():
     print(f'{name}, {figure}\n\n{table}\n')
 

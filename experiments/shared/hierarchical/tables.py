@@ -35,15 +35,18 @@ def percent(row):
 
 
 def _quality(figure, rows):
+  """At the end; for Figure 7 also on the way there."""
   base = next(iter(rows.values()))['against']
-  at = lambda row, share: row['over_the_run'][round(share * len(row['over_the_run'])) - 1]
-  early = figure == 'figure 7'
-  head = ['', 'NE', *(('against it at 30%', 'at 60%') if early else ()), f'against {base}',
+  shares = (0.3, 0.6, 1.0) if figure == 'figure 7' else (1.0,)
+  head = ['', 'NE', f'against {base}' + (' at 30%' if shares[1:] else ''), *('at 60%', 'at the end')[:len(shares) - 1],
           'staleness: dense', 'tables', 'paper']
-  cells = lambda v, row: [v, f'{np.mean(row["ne"]):.4f}', *((percent(at(row, 0.3)), percent(at(row, 0.6))) if early
-                                                           else ()),
-                          '' if v == base else percent(row), f'{row["dense_staleness"]:.1f}',
-                          f'{row["table_staleness"]:.1f}', PAPER.get((figure, v), '')]
+
+  def cells(v, row):
+    over = row['over_the_run']
+    apart = ['' if v == base else percent(over[round(share * len(over)) - 1]) for share in shares]
+    stale = [f'{row[k]:.1f}' for k in ('dense_staleness', 'table_staleness')]
+    return [v, f'{np.mean(row["ne"]):.4f}', *apart, *stale, PAPER.get((figure, v), '')]
+
   return _table(head, [cells(v, row) for v, row in rows.items()])
 
 
