@@ -1,8 +1,9 @@
 """How fast a fleet of groups would be, and how fast the clock tells it: `python benchmarks/hierarchical.py`.
 
 Ten groups of 6 trainers and 6 servers against 40 trainers with a copy each, by the clock alone, for a DLRM with 300
-sparse features and 223 MB of dense parameters (the paper's Model-A: 1.6 and, for each trainer, 1.07). The last line is
-JSON.
+sparse features and 223 MB of dense parameters (the paper's Model-A: 1.6 and, for each trainer, 1.07). Then real runs on
+Ray of some settings that the clock was not calibrated on, and tensors by Ray's calls beside our connections. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))  # th
 from shared.hierarchical import clocks
 
 BATCHES = flags.DEFINE_integer('batches', 8, 'Number of batches of every net.')
+RAY = flags.DEFINE_integer('ray', 400, 'Number of batches of a run on Ray; 0 leaves these runs out.')
 TRAINERS, GROUPS, EACH = 40, 10, 6
 
 
@@ -42,7 +44,15 @@ def events():
   return {'events_per_second': run.events / run.wall_seconds}
 
 
-MEASURES = [speeds, events]  # each gives some keys of the last line
+def on_ray():
+  """How far the clock is from real runs, and what our connections gain over Ray's calls."""
+  if not RAY.value:
+    return {}
+  import cluster_runs  # Ray is an extra
+  return cluster_runs.measures(RAY.value)
+
+
+MEASURES = [speeds, events, on_ray]  # each gives some keys of the last line
 
 
 def main(argv):
