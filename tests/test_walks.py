@@ -44,5 +44,5 @@ def test_a_walk(heading, steps):
 
 def test_all_walks_are_there():
   assert [heading for heading, _ in walks()] == [
-      'A gradient, portable', 'A gradient, native', 'An activation', 'A row', 'A program on nodes', 'A net on a cluster',
-      'A batch', 'A checkpoint']
+      'A gradient, portable', 'A gradient, native', 'An activation', 'A row', 'A program on nodes',
+      'A net on a cluster', 'A batch', 'A checkpoint']

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from dct_jax import partition
-from dct_jax.runtime import Fleet
-from dct_jax.runtime.cluster import Job, Published, Watch, calls, driver, job, messages, saves, threads
+from dct_jax.runtime import Fleet, Hardware, virtual
+from dct_jax.runtime.cluster import Job, Published, Watch, calls, driver, job, messages, saves, threads, timing
 from dct_jax.runtime.cluster.reader import Gate, Journal
 from dct_jax.runtime.cluster.store import Store
 
@@ -379,3 +379,15 @@ def test_a_look_is_drawn_and_kept_as_curves(tmp_path):
   assert list((tmp_path / 'curves').glob('events*'))
   empty = view.table(driver.Look(0.0, 0, 5, 0.0, float('nan'), {}), 16)
   assert empty.row_count == 0
+
+
+def test_the_clock_is_calibrated_with_a_run_of_one_net(tmp_path):
+  """By the clock a batch of one net takes what it took; nothing takes less than nodes told."""
+  plan, hardware = clusters.planned(), Hardware(cores=2, one_host=True, latency=0.0)
+  run = threads.train(clusters.JOB, plan, Fleet(), 150, tmp_path, watch=QUICK)
+  costs = timing.seconds_of(plan, run, hardware)
+  assert set(costs) == set(run.spent) and all(costs[key] >= spent > 0 for key, spent in run.spent.items())
+  told = virtual.tick(plan, Fleet(), hardware, 50, seconds=costs)
+  assert told.batches / told.seconds == pytest.approx(run.batches_per_second(), rel=0.01)
+  twice = virtual.tick(plan, Fleet(), hardware, 50, seconds={key: 2 * s for key, s in costs.items()})
+  assert twice.seconds == pytest.approx(2 * told.seconds)
