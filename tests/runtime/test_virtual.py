@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from clusters import batch, params
 from marks import slow
 from reference import asynchrony
 
@@ -25,19 +26,6 @@ RATE = 0.01
 
 def loss(params, x, y):
   return jnp.mean((x @ params['a']['w'] @ params['b']['w'] - y) ** 2)
-
-
-@functools.cache
-def params():
-  rng = np.random.default_rng(0)
-  return {'a': {'w': jnp.asarray(rng.normal(size=(6, 8)), jnp.float32)},
-          'b': {'w': jnp.asarray(rng.normal(size=(8, 2)), jnp.float32)}}
-
-
-def batch(number):
-  rng = np.random.default_rng([1, number])
-  x = rng.normal(size=(16, 6)).astype(np.float32)
-  return x, x[:, :2].copy()
 
 
 @functools.cache

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from dct_jax.partition import Plan
 from dct_jax.partition.graph import BATCH, LOSS
 from dct_jax.partition.placement import TRAINER
@@ -160,8 +158,3 @@ class Route:
     """Slots of a batch that came from a reader."""
     found = self._layout.unpack(body)
     return {k: messages.plain_value(x, a) for k, x, a in zip(self._slots, found, self._avals, strict=True)}
-
-
-def mean_loss(losses: Mapping[int, float], last: int) -> float:
-  """Mean over the batches with the highest numbers."""
-  return float(np.mean([losses[n] for n in sorted(losses)[-last:]])) if losses else float('nan')
