@@ -112,7 +112,7 @@ def ray_and_links(sizes=(64 << 10, 1 << 20), repeats=100):
 def measures(count):
   """Keys of the benchmark that need Ray, after tables of what they are made of."""
   os.environ['PYTHONPATH'] = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get('PYTHONPATH', '')])
-  os.environ['RAY_worker_niceness'] = '0'  # noqa: SIM112 - that is Ray's name
+  os.environ.setdefault('RAY_worker_niceness', '0')  # workers would give way to all else
   with on_ray.cluster(None):
     links, rows = ray_and_links(), clock_against_ray(count)
   table('there and back, ms', [('', 'Ray', 'our connections'), *(

@@ -9,6 +9,7 @@ from multiprocessing import connection
 
 import clusters
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from dct_jax import partition
 from dct_jax.runtime import Fleet, Hardware, virtual
 from dct_jax.runtime.cluster import Job, Published, Watch, calls, driver, job, messages, saves, threads, timing
 from dct_jax.runtime.cluster.reader import Gate, Journal
+from dct_jax.runtime.cluster.server import Server
 from dct_jax.runtime.cluster.store import Store
 
 QUICK = Watch(poll=0.02)
@@ -59,6 +61,7 @@ def test_groups_of_trainers_train_and_are_pulled_together(method, tmp_path):
 
 def test_slack_keeps_nets_together():
   gate = Gate({0: 0, 1: 0, 2: 1}, slack=1)
+  assert gate.open_for(1, 0)  # it counts from here on
   for _ in range(2):
     assert gate.open_for(0, 0)
     gate.count(0)
@@ -71,34 +74,59 @@ def test_slack_keeps_nets_together():
   assert gate.open_for(0, 0)
 
 
+def test_nets_that_have_ended_hold_nobody_back():
+  """A reader that is lost near the end has a new gate. Nets that have had their last batch never ask again."""
+  gate = Gate({0: 0, 1: 0}, slack=0)
+  for _ in range(5):
+    assert gate.open_for(0, 0)
+    gate.count(0)
+
+
 # An update that is tried again.
 
-def test_a_round_updates_once_however_often_it_is_asked_for(tmp_path):
+def test_a_round_updates_once_however_often_it_is_asked_for():
   plan = clusters.planned()
-  crew = threads.Threads(job.blueprint(clusters.JOB, plan, Fleet(), 4), driver.prepare(
-      job.blueprint(clusters.JOB, plan, Fleet(), 4), tmp_path, False))
-  try:
-    server = crew._members['group0/group1'].body
-    updating = [s.round for s in server.program.steps if any(r.phase == 'update' for r in s.runs)]
-    assert updating and server.first_time(7, 3, updating[0])
-    assert not server.first_time(7, 3, updating[0])
-    assert server.first_time(7, 4, updating[0]) and server.first_time(8, 4, updating[0])
-  finally:
-    crew.close()
+  server = Server(plan, 'group1', leaves_of(plan))
+  updating = next(s.round for s in server.program.steps if any(r.phase == 'update' for r in s.runs))
+  server.begin(7, 3, 100, {})
+  assert server.first_time(7, 3, 100, updating) and not server.first_time(7, 3, 100, updating)
+  server.begin(7, 3, 101, {})
+  assert not server.first_time(7, 3, 101, updating)
+  with pytest.raises(ConnectionError, match='has begun anew'):  # a thread of the attempt before, which was slow
+    server.first_time(7, 3, 100, updating)
+  assert server.first_time(7, 4, 102, updating) and server.first_time(8, 4, 1, updating)
 
 
-def test_what_was_begun_and_not_done_is_no_part_of_a_checkpoint(tmp_path):
+def test_late_and_unknown_attempts_are_sent_away():
+  """A server that has been restarted, or is asked by a connection of the past, lets the net begin anew."""
   plan = clusters.planned()
-  crew = threads.Threads(job.blueprint(clusters.JOB, plan, Fleet(), 1), tmp_path)
-  try:
-    server = crew._members['group0/group0'].body
-    server.first_time(7, 3, 5)
-    server.first_time(8, 3, 5)
-    server.applied(8, 3, 5)
-    server.restore(server.arrays())
-    assert server.first_time(7, 3, 5) and not server.first_time(8, 3, 5)
-  finally:
-    crew.close()
+  server, net = Server(plan, 'group0', leaves_of(plan)), 5
+  first, *_, last = (s.round for s in server.program.steps)
+  body = server._in[first].pack(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), server._in[first].shapes))
+  ask = lambda number, batch, stamp: server.answer(messages.Head(messages.RUN, number, net, batch, stamp), body)
+  with pytest.raises(ConnectionError, match='does not know this attempt'):
+    ask(last, 0, 10)
+  ask(first, 1, 20)
+  with pytest.raises(ConnectionError, match='does not know this attempt'):
+    ask(first, 0, 10)  # what came late must not replace what is under way
+  seen = server._under_way[net]
+  ask(first, 1, 30)  # the same batch, tried again, reads anew
+  assert server._under_way[net] is not seen and server._under_way[net].stamp == 30
+
+
+def leaves_of(plan):
+  net = clusters.make_net()
+  return jax.tree.leaves((net.params, net.optimizer.init(net.params)))
+
+
+def test_what_was_begun_and_not_done_is_no_part_of_a_checkpoint():
+  plan = clusters.planned()
+  server = Server(plan, 'group0', leaves_of(plan))
+  server.first_time(7, 3, 1, 5)
+  server.first_time(8, 3, 1, 5)
+  server.applied(8, 3, 5)
+  server.restore(server.arrays())
+  assert server.first_time(7, 3, 1, 5) and not server.first_time(8, 3, 1, 5)
 
 
 # Nodes that are lost.
@@ -111,7 +139,7 @@ def test_a_lost_node_comes_back_and_all_batches_are_done(name, tmp_path):
   plan = clusters.planned_tables() if tables else clusters.planned()
   fleet, lost = Fleet(groups=2, nets=2, gap=0.01), threading.Event()
   blueprint = job.blueprint(task, plan, fleet, 600)
-  crew = threads.Threads(blueprint, driver.prepare(blueprint, tmp_path, False))
+  crew = threads.Threads(blueprint, driver.prepare(blueprint, job.names_of(plan, fleet, 1), tmp_path, False))
 
   def drop(look):
     if look.done > 60 and not lost.is_set() and list((tmp_path / 'checkpoints').glob('*/group1.json')):  # the last part
@@ -134,7 +162,7 @@ def test_a_run_goes_on_where_its_checkpoint_was(tmp_path):
   """The driver and all nodes end in the middle, as if they had been killed."""
   plan, fleet = clusters.planned(), Fleet()
   blueprint = job.blueprint(clusters.JOB, plan, fleet, 200)
-  crew = threads.Threads(blueprint, driver.prepare(blueprint, tmp_path, False))
+  crew = threads.Threads(blueprint, driver.prepare(blueprint, job.names_of(plan, fleet, 1), tmp_path, False))
   watch = driver.Driver(crew, plan, blueprint, tmp_path, QUICK)
   while sum(watch._done.values()) < 40:
     watch._look()
@@ -223,6 +251,9 @@ def test_an_older_checkpoint_is_better_than_a_damaged_one(tmp_path):
   path.write_bytes(data)
   place, arrays = kept.newest('dense0', 'dense0')
   assert place.name == '000003' and arrays['x'][0] == 2
+  (place / 'dense0.npz').unlink()
+  with pytest.raises(ValueError, match='no checkpoint of dense0 can be read'):  # it must not begin anew in silence
+    kept.newest('dense0', 'dense0')
   assert kept.newest('dense1', 'dense1') is None
 
 
@@ -292,7 +323,7 @@ def test_strangers_and_damaged_messages_get_nothing():
     hurt = bytearray(whole)
     hurt[i] ^= 1
     good.ask(bytes(hurt))
-    with pytest.raises(RuntimeError, match='damaged'):
+    with pytest.raises(ConnectionError, match='it is gone'):  # the desk hangs up, so that it is asked anew
       good.answer()
   for s in silent:
     s.close()
@@ -391,3 +422,91 @@ def test_the_clock_is_calibrated_with_a_run_of_one_net(tmp_path):
   assert told.batches / told.seconds == pytest.approx(run.batches_per_second(), rel=0.01)
   twice = virtual.tick(plan, Fleet(), hardware, 50, seconds={key: 2 * s for key, s in costs.items()})
   assert twice.seconds == pytest.approx(2 * told.seconds)
+
+
+# What others found.
+
+def test_files_keep_every_type(tmp_path):
+  arrays = {'a': jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), 'b': np.zeros((), np.int32),
+            'c': np.ones(2, bool), 'd': np.ones(3, np.float16)}
+  saves.write(tmp_path / 'x.npz', arrays)
+  found = saves.read(tmp_path / 'x.npz')
+  assert {k: (x.dtype, x.shape) for k, x in found.items()} == {k: (x.dtype, x.shape) for k, x in arrays.items()}
+  assert found['a'].tobytes() == np.asarray(arrays['a']).tobytes()
+
+
+def test_all_parts_go_on_from_the_same_checkpoint(tmp_path):
+  """One part has no third checkpoint. The others forget theirs, or batches would be left out for that one."""
+  kept = saves.Saves(tmp_path)
+  for i in range(3):
+    place = kept.begin()
+    for part in ('reader0', 'group0') if i < 2 else ('reader0',):
+      saves.write(place / f'{part}.npz', {'x': np.full(3, i)})
+      kept.finish(place, part, {})
+  kept.level({'reader0', 'group0'})
+  assert [kept.newest(part, part)[0].name for part in ('reader0', 'group0')] == ['000002', '000002']
+  assert not (tmp_path / '000003').exists()
+
+
+def test_what_gradients_are_owed_is_in_a_checkpoint():
+  plan = clusters.planned(codec=partition.Codecs('int8', 'int4', feedback=50))
+  server, again = (Server(plan, 'group1', leaves_of(plan)) for _ in range(2))
+  (value, buffer), *_ = server.feedback.buffers.items()
+  server.feedback.buffers[value] = buffer._replace(residual=buffer.residual + 3)
+  again.restore(server.arrays())
+  there = again.feedback.buffers[value]
+  assert (there.residual == 3).all() and jax.random.key_data(there.key).tolist() == jax.random.key_data(
+      buffer.key).tolist()
+
+
+def test_a_center_that_no_group_has_come_to_is_no_model(tmp_path):
+  """The run ends before the first synchronization; what was trained is the model, and not what it began with."""
+  run = threads.train(clusters.JOB, clusters.planned(), Fleet(groups=2, gap=1000.0), 200, tmp_path, watch=QUICK)
+  assert not clusters.same_bits(run.model, clusters.params())
+
+
+def test_a_directory_has_one_driver(tmp_path):
+  with driver.alone(tmp_path), pytest.raises(ValueError, match='another driver is at work'):
+    threads.train(clusters.JOB, clusters.planned(), Fleet(), 2, tmp_path)
+
+
+def test_nobody_waits_for_ever(tmp_path):
+  """A loader that does not come back ends the run, with what is known."""
+  def stuck():
+    return lambda number: time.sleep(3) or clusters.batch(number)
+
+  with pytest.raises(RuntimeError, match='no batch has been done for 1 s, 0 of 5'):
+    threads.train(Job(clusters.make_net, stuck), clusters.planned(), Fleet(), 5, tmp_path,
+                  watch=Watch(poll=0.05, patience=1.0))
+
+
+def test_numbers_that_would_become_others_are_refused(tmp_path):
+  floats = lambda: lambda number: tuple(x.astype(np.float32) for x in clusters.table_batch(number))
+  large = lambda: lambda number: (clusters.table_batch(number)[0].astype(np.int64) + 2**32, clusters.table_batch(number)[1])
+  for batches, message in ((floats, 'float32 would be other numbers'), (large, 'some numbers of int64 are too large')):
+    with pytest.raises(RuntimeError, match=message):
+      threads.train(Job(clusters.make_table_net, batches), clusters.planned_tables(), Fleet(), 5,
+                    tmp_path / message[:5], watch=QUICK)
+
+
+def test_jobs_begin_with_arrays_and_messages_that_fit(tmp_path, monkeypatch):
+  shaped = Job(lambda: clusters.make_net()._replace(params=jax.eval_shape(clusters.params)), clusters.make_batches)
+  with pytest.raises(ValueError, match='parameters that are arrays, got shapes'):
+    threads.train(shaped, clusters.planned(), Fleet(), 5, tmp_path)
+  monkeypatch.setattr(messages, 'MOST', 300)
+  with pytest.raises(ValueError, match='would have 512 bytes, and 300 is the most'):
+    threads.train(clusters.JOB, clusters.planned(), Fleet(), 5, tmp_path)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_no_run(tmp_path, monkeypatch):
+  write, failed = saves.write, []
+
+  def full(path, arrays):
+    if 'group1' in str(path) and not failed:
+      failed.append(path)
+      raise OSError(28, 'No space left on device')
+    write(path, arrays)
+
+  monkeypatch.setattr(saves, 'write', full)
+  run = threads.train(clusters.JOB, clusters.planned(), Fleet(), 300, tmp_path, watch=Watch(poll=0.02, checkpoint=0.05))
+  assert failed and any('no checkpoint of group0 this time' in line for line in run.log) and len(run.losses) == 300

@@ -11,13 +11,14 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing import connection
 
 from dct_jax.runtime.cluster import messages
 from dct_jax.runtime.cluster.messages import ERROR, Head
 
-PATIENCE = 60.0  # seconds of silence after which a node that was asked counts as lost
+PATIENCE = 120.0  # seconds of silence after which a node that was asked counts as lost
 PROOF = 10.0  # likewise for one that shall prove that it belongs to the run
 Address = tuple[str, int]
 
@@ -46,9 +47,9 @@ class Desk:
     while not self._closed:
       try:
         wire, _ = self._listener.accept()
-      except OSError:
-        continue
-      threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
+        threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
+      except (OSError, RuntimeError):  # no room for one more: whoever asked tries again
+        time.sleep(0.01)
 
   def _serve(self, wire: socket.socket) -> None:
     self._open.add(wire)
@@ -64,9 +65,11 @@ class Desk:
       wire.close()
 
   def _reply(self, message: bytes) -> bytes:
+    head, body = messages.part(message)
     try:
-      head, body = messages.part(message)
       return self._answer(head, body)
+    except ConnectionError:
+      raise  # hangs up, so that whoever asked begins anew
     except Exception as error:  # all of it is for the one who asked
       return messages.join(Head(ERROR), f'{type(error).__name__}: {error}'.encode())
 
@@ -130,7 +133,8 @@ class Line:
 
   def _lost(self, error: BaseException) -> None:
     self.close()
-    raise ConnectionError(f'{self.name} is gone: {error or type(error).__name__}') from error
+    said = f'it said nothing for {PATIENCE:.0f} s' if isinstance(error, BlockingIOError) else error
+    raise ConnectionError(f'{self.name} is gone: {said or type(error).__name__}') from error
 
   def close(self) -> None:
     """Hangs up."""

@@ -41,6 +41,7 @@ class DenseServer:
     self._waiting: dict[str, dict[int, list[Any]]] = {node: {} for node in self.slots}
     self._answers: dict[tuple[str, int], Any] = {}
     self.exchanges, self._ended = 0, False
+    self.never = set(self.slots)  # nodes whose parameters no group has come with yet
 
   def answer(self, head: Head, body: memoryview) -> bytes:
     """A correction for a group's snapshot of what one of its nodes has."""
@@ -49,6 +50,7 @@ class DenseServer:
       raise ValueError(f'there is no such part of group {head.sender}; is this a plan of another run?')
     node = names[head.round]
     snapshot = self._layout[node].unpack(body)
+    self.never.discard(node)
     with self._turn[node]:
       if self._ended:
         raise ConnectionError('training has ended')
@@ -84,9 +86,11 @@ class DenseServer:
         turn.notify_all()
 
   def parameters(self) -> dict[int, np.ndarray]:
-    """Slots as all groups know them; nothing where the method keeps no center."""
+    """Slots as all groups know them; nothing where the method keeps no center, or no group has been here."""
     found: dict[int, np.ndarray] = {}
     for node, slots in self.slots.items():
+      if node in self.never:
+        continue
       with self._turn[node]:
         found.update(zip(slots, map(np.asarray, self._state[node].center), strict=bool(self._state[node].center)))
     return found
@@ -98,6 +102,7 @@ class DenseServer:
       with self._turn[node]:
         leaves = jax.tree.leaves(self._state[node])
       found.update((f'{node}/{i}', np.asarray(x)) for i, x in enumerate(leaves))
+      found[f'{node}/never'] = np.array(node in self.never)
     return found
 
   def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -105,6 +110,8 @@ class DenseServer:
     for node in self.slots:
       leaves, tree = jax.tree.flatten(self._state[node])
       given = [arrays[f'{node}/{i}'] for i in range(len(leaves))]
+      if not arrays[f'{node}/never']:
+        self.never.discard(node)
       if [x.shape for x in given] != [x.shape for x in leaves]:
         raise ValueError(f'this checkpoint is of another plan: parameters of {node} have other shapes')
       with self._turn[node]:
@@ -144,23 +151,26 @@ class Synchronizer:
   def _loop(self, line: Line, number: int, slots: list[int], change: Callable) -> None:
     form, failures = layout(self.keeper.plan, slots), 0
     while not self._ended.wait(max(self.fleet.gap, 1e-3) * 2 ** min(failures, 6)):
-      snapshot = [np.asarray(x, np.float32) for x in self.keeper.store.read(slots).values()]
-      if not all(np.isfinite(x).all() for x in snapshot):
-        self._note(f'group {self.group} has numbers that are not finite, and takes no part in a synchronization')
-        failures += 1
-        continue
       try:
-        line.ask(messages.join(Head(SYNC, round=number, sender=self.group), form.pack(snapshot)))
-        correction = form.unpack(line.answer()[1])
-      except (ConnectionError, RuntimeError) as error:
+        self._synchronize(line, form, number, slots, change)
+        failures = 0
+      except Exception as error:  # training goes on whatever it is, and says so
         self._note(f'group {self.group} goes on without synchronization: {error}')
+        line.close()
         failures += 1
-        continue
-      with self._applying:
-        if not self._ended.is_set():
-          now = [x.astype(np.float32) for x in map(np.asarray, self.keeper.store.read(slots).values())]
-          self.keeper.store.add(dict(zip(slots, map(np.asarray, change(now, correction)), strict=True)))
-          self.count, failures = self.count + 1, 0
+
+  def _synchronize(self, line: Line, form: messages.ArrayBytes, number: int, slots: list[int],
+                   change: Callable) -> None:
+    snapshot = [np.asarray(x, np.float32) for x in self.keeper.store.read(slots).values()]
+    if not all(np.isfinite(x).all() for x in snapshot):
+      raise ValueError('it has numbers that are not finite')
+    line.ask(messages.join(Head(SYNC, round=number, sender=self.group), form.pack(snapshot)))
+    correction = form.unpack(line.answer()[1])
+    with self._applying:
+      if not self._ended.is_set():
+        now = [x.astype(np.float32) for x in map(np.asarray, self.keeper.store.read(slots).values())]
+        self.keeper.store.add(dict(zip(slots, map(np.asarray, change(now, correction)), strict=True)))
+        self.count += 1
 
   def stop(self) -> None:
     """Ends it. From now on parameters are not changed by it."""

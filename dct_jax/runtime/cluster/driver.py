@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,7 +48,7 @@ class Watch:
     checkpoint: seconds from one checkpoint of all groups to the next.
     publish: likewise for models; 0 for none but the last one.
     defer: seconds for which a node that is to leave waits for others that are, so that they go together.
-    patience: seconds after which a node that does not come back ends the run.
+    patience: seconds after which a node that does not come back, or batches that do not get done, end the run.
     show: called with how all nodes are, after every look.
   """
 
@@ -141,6 +142,8 @@ class Driver:
     self._done: dict[str, int] = {}
     self._recent: collections.deque[float] = collections.deque(maxlen=200)
     self._begin = self._saved = self._shown = time.monotonic()
+    self._moved = self._begin, -1
+    self._warned = False
 
   def run(self) -> ClusterRun:
     """Until the end.
@@ -153,6 +156,7 @@ class Driver:
       now = time.monotonic()
       if self._ended(found):
         break
+      self._check_progress(now)
       if now - self._saved > self.watch.checkpoint:
         self.save()
       if self.watch.publish and now - self._shown > self.watch.publish:
@@ -162,7 +166,7 @@ class Driver:
     seconds, timeline = self.timeline[-1][0], list(self.timeline)
     for name in self.crew.names:
       self._surely(name, 'settle')
-    self.save()
+    self.save(last=True)
     self.publish()
     return ClusterRun(self.losses, self.model(), self._staleness, seconds, timeline, self.log, self.publishing,
                       self._spent)
@@ -173,6 +177,15 @@ class Driver:
     LOG.info(text)
     with open(self.directory / 'log.txt', 'a') as file:
       file.write(text + '\n')
+
+  def _check_progress(self, now: float) -> None:
+    """Whatever it is that nets wait for, somebody must learn of it."""
+    done = sum(self._done.values())
+    if done != self._moved[1]:
+      self._moved = now, done
+    elif now - self._moved[0] > self.watch.patience:
+      raise RuntimeError(f'no batch has been done for {self.watch.patience:.0f} s, {done} of {self.blueprint.batches} '
+                         f'before that; what was said last: {self.log[-3:]}')
 
   def _say(self, text: str) -> None:
     self.note(f'{time.strftime("%H:%M:%S")} {text}')
@@ -234,6 +247,9 @@ class Driver:
       self._done[name] = told['done']
     if told.get('losses'):
       self.losses.update(told['losses'])
+      if not self._warned and not np.isfinite(list(told['losses'].values())).all():
+        self._warned = True
+        self._say(f'{name} has had a loss that is not finite')
       self._recent.extend(told['losses'].values())
       with open(self.directory / 'losses.csv', 'a') as file:
         file.writelines(f'{number},{loss!r}\n' for number, loss in told['losses'].items())
@@ -245,7 +261,7 @@ class Driver:
 
   # Checkpoints and models.
 
-  def save(self) -> None:
+  def save(self, last: bool = False) -> None:
     """A checkpoint of every group, and of all that they share. Training goes on meanwhile.
 
     Readers come first: batches that end between their checkpoint and a server's are done again, none is left out. Then
@@ -259,26 +275,30 @@ class Driver:
     for part in order:
       try:
         files = [f for f in (self._ask(n, 'save', str(place)) for n in parts[part]) if f]
-      except ConnectionError as error:
+      except (OSError, RuntimeError) as error:
+        if last and not isinstance(error, ConnectionError):
+          raise
         self._say(f'no checkpoint of {part} this time: {error}')
         continue
       if job.kind_of(part) == READER:
         self._look()
       self.checkpoints.finish(place, part, {'files': files, 'batches': done})
+    self.checkpoints.drop(place)
     self._saved = time.monotonic()
 
   def publish(self) -> None:
     """A model for predictions, written by the nodes that have its parts; it counts when all of it is there."""
     begin, place = time.monotonic(), self.published.begin()
+    self._shown = begin
     try:
       files = [f for f in (self._ask(n, 'publish', str(place)) for n in self._serving()) if f]
-    except ConnectionError as error:
+    except (OSError, RuntimeError, ValueError) as error:
       self._say(f'no model was published this time: {error}')
+      self.published.drop(place)
       return
     notes = {'files': files, 'program': self.plan.graph.fingerprint, 'batches': sum(self._done.values())}
     self.published.finish(place, saves.Published.PART, notes)
     self.publishing.append(time.monotonic() - begin)
-    self._shown = time.monotonic()
 
   def _serving(self) -> list[str]:
     """Nodes whose parameters are the model: the first group's, and what is known of all groups over that."""
@@ -298,20 +318,40 @@ class Driver:
   def _maintain(self, now: float) -> None:
     """Files in `maintenance/` name nodes whose host is to leave. They go together, right after a checkpoint."""
     folder = self.directory / 'maintenance'
-    asked = sorted(folder.iterdir()) if folder.is_dir() else []
-    if not asked or time.time() - min(p.stat().st_mtime for p in asked) < self.watch.defer:
-      return
-    names = [n for n in self.crew.names if n.replace('/', '.') in {p.name for p in asked}]
+    asked = {p: p.relative_to(folder).as_posix().replace('/', '.') for p in folder.rglob('*') if p.is_file()}
+    with contextlib.suppress(FileNotFoundError):  # whoever announced it has changed his mind
+      if not asked or time.time() - min(p.stat().st_mtime for p in asked) < self.watch.defer:
+        return
+    known = {n.replace('/', '.'): n for n in self.crew.names}
     self.save()
-    for name in names:
-      self._say(f'{name} leaves for maintenance')
-      self.crew.restart(name)
-    for path in asked:
-      path.unlink()
+    for path, name in sorted(asked.items()):
+      if name in known:
+        self._say(f'{known[name]} leaves for maintenance')
+        self.crew.restart(known[name])
+      else:
+        self._say(f'no node is called {name!r}, which was announced for maintenance')
+      path.unlink(missing_ok=True)
 
 
-def prepare(blueprint: Blueprint, directory: str | os.PathLike, resume: bool) -> pathlib.Path:
-  """A run's directory, new or as a run like this one has left it.
+@contextlib.contextmanager
+def alone(directory: str | os.PathLike) -> Iterator[pathlib.Path]:
+  """A run's directory, for one driver at a time.
+
+  Raises:
+    ValueError: if another one is at work there.
+  """
+  place = pathlib.Path(directory)
+  place.mkdir(parents=True, exist_ok=True)
+  with open(place / 'lock', 'w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+    except OSError:
+      raise ValueError(f'another driver is at work in {place}') from None
+    yield place
+
+
+def prepare(blueprint: Blueprint, names: Sequence[str], directory: str | os.PathLike, resume: bool) -> pathlib.Path:
+  """A run's directory, new or as a run like this one has left it: all nodes go on from the same checkpoint.
 
   Raises:
     ValueError: if it has another run, or one that is not to be resumed.
@@ -327,6 +367,7 @@ def prepare(blueprint: Blueprint, directory: str | os.PathLike, resume: bool) ->
     if not resume:
       raise ValueError(f'{place} has a run already: resume it, or use another directory')
   saves.write_json(notes, own)
+  saves.Saves(place / 'checkpoints').level({job.part_of(name) for name in names})
   for journal in (place / 'journals').glob('*.int64') if (place / 'journals').is_dir() else ():
     journal.unlink()  # of a run that has ended; readers begin with their checkpoint
   return place

@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 import jax
 
 from dct_jax.partition import Plan, files
+from dct_jax.partition.graph import BATCH, nbytes
 from dct_jax.partition.placement import DENSE, GROUP, SPARSE, TRAINER
 from dct_jax.partition.ready import Net
-from dct_jax.runtime.fleet import Fleet, check
+from dct_jax.partition.tasks import tasks_of
+from dct_jax.runtime.cluster import messages
+from dct_jax.runtime.fleet import Fleet, check, shares
 
 READER = 'reader'
 
@@ -68,14 +71,29 @@ def blueprint(job: Job, plan: Plan, fleet: Fleet, batches: int, readers: int = 1
   check(plan, fleet, batches)
   if not 1 <= readers <= fleet.groups:
     raise ValueError(f'a reader serves a group or more, got {readers=} for {fleet.groups} groups')
+  _check_lengths(plan, fleet)
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / 'plan.json'
     files.save(plan, path)
     made = Blueprint(job, path.read_text(), fleet, batches, readers)
-  again, _ = made.build()  # refuses a job of another model here, not on every node
+  again, leaves = made.build()  # refuses a job of another model here, not on every node
   if again.graph.fingerprint != plan.graph.fingerprint:
     raise ValueError('the job is another program than the plan')
+  if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+    raise ValueError('a job begins with parameters that are arrays, got shapes: initialize them in its net')
   return made
+
+
+def _check_lengths(plan: Plan, fleet: Fleet) -> None:
+  """Refuses what no message can hold, before it is tried over and over."""
+  bytes_of = lambda slots: sum(nbytes(plan.graph.avals[plan.graph.slots[k].value]) for k in slots)
+  longest = {'a message of a round': max((size for t in tasks_of(plan) for _, size in t.sends), default=0),
+             'a batch': bytes_of(k for k, s in enumerate(plan.graph.slots) if s.kind == BATCH),
+             'a synchronization': max(map(bytes_of, shares(plan, fleet).values()), default=0)}
+  for what, size in longest.items():
+    if size > messages.MOST - messages.HEAD.size:
+      raise ValueError(f'{what} would have {size:,} bytes, and {messages.MOST:,} is the most: use more servers, or '
+                       'smaller batches')
 
 
 def names_of(plan: Plan, fleet: Fleet, readers: int) -> list[str]:
@@ -127,4 +145,5 @@ def describe(made: Blueprint) -> dict[str, Any]:
   found = json.loads(made.plan)
   return {'program': found['program'], 'placement': found['placement'], 'splits': found['splits'],
           'fleet': [made.fleet.groups, made.fleet.trainers, made.fleet.nets, made.fleet.dense],
+          'method': made.fleet.method,
           'batches': made.batches, 'readers': made.readers}

@@ -61,7 +61,6 @@ class Member:
               for n in job.nets_of(made.fleet, f'{GROUP}{g}/{TRAINER}{t}')}
       path = self.directory / 'journals' / f'{self.name}.int64'
       path.parent.mkdir(parents=True, exist_ok=True)
-      self._new = not path.exists()
       return Reader(self.plan, made.job.batch_of(), made.batches, nets, path, first=number, stride=made.readers,
                     slack=made.fleet.slack)
     if kind == DENSE:
@@ -73,14 +72,20 @@ class Member:
 
   def _restore(self) -> str | None:
     """Goes on from the newest checkpoint. A reader whose journal is there knows better than any checkpoint."""
-    if isinstance(self.body, Reader) and not self._new:
-      return None
-    found = saves.Saves(self.directory / 'checkpoints').newest(job.part_of(self.name), self.name)
-    if found is None:
-      return None
-    self.body.restore(found[1])
-    self._note(f'{self.name} goes on from checkpoint {found[0].name}')
-    return found[0].name
+    kept = saves.Saves(self.directory / 'checkpoints')
+    known = isinstance(self.body, Reader) and self.body.knows
+    found = None if known or not self._keeps() else kept.newest(job.part_of(self.name), self.name)
+    if found is not None:
+      self.body.restore(found[1])
+      older = '' if found[0] == kept.whole(job.part_of(self.name))[-1] else ', as a newer one is damaged'
+      self._note(f'{self.name} goes on from checkpoint {found[0].name}{older}')
+    if isinstance(self.body, Reader):
+      self.body.begin()
+    return found[0].name if found else None
+
+  def _keeps(self) -> bool:
+    """Whether there is anything here to keep: a trainer may have no parameters."""
+    return not isinstance(self.body, Trainer) or bool(self.body.store)
 
   def _synchronizer(self) -> Synchronizer | None:
     if isinstance(self.body, Keeper) and '/' in self.name and self.blueprint.fleet.groups > 1:
@@ -126,10 +131,9 @@ class Member:
 
   def save(self, place: str) -> str | None:
     """Writes a checkpoint to a directory; None if there is nothing to keep."""
-    arrays = self.body.arrays()
-    if isinstance(self.body, Trainer) and not any(k.isdigit() for k in arrays):
+    if not self._keeps():
       return None
-    saves.write(pathlib.Path(place) / saves.file_of(self.name), arrays)
+    saves.write(pathlib.Path(place) / saves.file_of(self.name), self.body.arrays())
     return saves.file_of(self.name)
 
   def parameters(self) -> dict[int, np.ndarray]:
@@ -142,10 +146,16 @@ class Member:
     return {int(k): x for k, x in self.body.store.arrays().items() if kinds[int(k)].kind == PARAMETER}
 
   def publish(self, place: str) -> str | None:
-    """Writes parameters straight to where they are served from; None if there are none."""
+    """Writes parameters straight to where they are served from; None if there are none.
+
+    Raises:
+      ValueError: if some are not finite: nobody could predict anything with them.
+    """
     found = self.parameters()
     if not found:
       return None
+    if not all(np.isfinite(x.astype(np.float32)).all() for x in found.values()):
+      raise ValueError(f'{self.name} has parameters that are not finite')
     saves.write(pathlib.Path(place) / saves.file_of(self.name), {str(k): x for k, x in found.items()})
     return saves.file_of(self.name)
 

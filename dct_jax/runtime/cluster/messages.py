@@ -16,7 +16,7 @@ from dct_jax.partition import codecs
 from dct_jax.partition.graph import Graph
 from dct_jax.partition.programs import Transfer
 
-HEAD = struct.Struct('<BBHIQII')
+HEAD = struct.Struct('<BxHIQQII')
 MOST = 1 << 31  # bytes of a message; a connection takes no longer ones
 
 RUN, NEXT, SYNC, ERROR, END, WAIT = range(1, 7)
@@ -28,18 +28,18 @@ class Head(NamedTuple):
   Attributes:
     kind: RUN a round, NEXT batch, SYNC parameters; of answers also ERROR, whose body is text,
       END of the data, and WAIT and ask again.
-    attempt: how often this batch has been tried, modulo 256.
     round: of the batch.
     sender: number of a net or group.
     batch: its number, or another one that the kind needs.
+    stamp: when this attempt at the batch began; later ones of a net have larger stamps, also after a restart.
     checksum: CRC32 of the body.
   """
 
   kind: int
-  attempt: int = 0
   round: int = 0
   sender: int = 0
   batch: int = 0
+  stamp: int = 0
   length: int = 0
   checksum: int = 0
 

@@ -15,6 +15,7 @@ import ray
 import ray.exceptions
 
 from dct_jax.partition import Plan
+from dct_jax.partition.placement import SPARSE, TRAINER
 from dct_jax.runtime.cluster import driver, job
 from dct_jax.runtime.cluster.calls import Address
 from dct_jax.runtime.cluster.driver import ClusterRun, Watch
@@ -24,8 +25,9 @@ from dct_jax.runtime.fleet import Fleet
 
 ANSWER = 60.0  # seconds that a node may take to answer a driver
 START = 300.0  # seconds that it may take to start
+WRITE = 3600.0  # seconds that it may take to write or send all that it has
 # A task of a plan has one core, as the planner and the clock of virtual time have it.
-ENVIRONMENT = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false', 'OMP_NUM_THREADS': '1'}
+ENVIRONMENT = {'JAX_PLATFORMS': 'cpu', 'NPROC': '1', 'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false'}
 LOST = (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError, ray.exceptions.RayTaskError)
 
 
@@ -72,7 +74,7 @@ class RayCrew:
     self._started: set[str] = set()
 
   def call(self, name: str, method: str, *arguments: Any) -> Any:
-    seconds = ANSWER if name in self._started else START
+    seconds = (ANSWER if name in self._started else START) if method == 'stats' else WRITE
     try:
       found = ray.get(self._actors[name].ask.remote(method, arguments), timeout=seconds)
     except LOST as error:
@@ -119,10 +121,11 @@ def train(task: Job, plan: Plan, fleet: Fleet, batches: int, directory: str | os
     RuntimeError: if a node fails for good.
   """
   blueprint = job.blueprint(task, plan, fleet, batches, readers)
-  place = driver.prepare(blueprint, pathlib.Path(directory).absolute(), resume)
-  with cluster(address):
+  with cluster(address), driver.alone(pathlib.Path(directory).absolute()) as place:
     _check_room(plan, fleet)
-    crew = RayCrew(blueprint, job.names_of(plan, fleet, readers), place, cpus)
+    names = job.names_of(plan, fleet, readers)
+    driver.prepare(blueprint, names, place, resume)
+    crew = RayCrew(blueprint, names, place, cpus)
     try:
       return driver.Driver(crew, plan, blueprint, place, watch or Watch()).run()
     finally:
@@ -163,7 +166,8 @@ def _check_room(plan: Plan, fleet: Fleet) -> None:
   hosts = [n['Resources'].get('memory', 0.0) for n in ray.nodes() if n['Alive']]
   job.fits(plan, max(hosts))
   each = dict(zip(plan.nodes.names, plan.load.memory, strict=True))
-  total = sum(each.values()) * fleet.groups
+  copies = lambda node: {SPARSE: 1, TRAINER: fleet.groups * fleet.trainers}.get(node.rstrip('0123456789'), fleet.groups)
+  total = sum(held * copies(node) for node, held in each.items())
   if total > sum(hosts):
     raise ValueError(f'{fleet.groups} groups would hold {total:,.0f} bytes, and all hosts together have '
                      f'{sum(hosts):,.0f}')

@@ -15,6 +15,7 @@ from dct_jax.partition.graph import BATCH
 from dct_jax.runtime.cluster import messages
 from dct_jax.runtime.cluster.messages import END, NEXT, WAIT, Head
 
+VALID = 0x6463745F6A6178  # the last word of a journal
 GATE = 5.0  # seconds that a net waits for others before it is told to ask again
 
 
@@ -32,6 +33,9 @@ class Reader:
     journal: the file.
     first, stride: which ones of all batches are this reader's.
     slack: batches that a net may be ahead of the slowest one of its group; None for any number.
+
+  Attributes:
+    knows: whether the journal was there, and says what is under way; otherwise a checkpoint does, if there is one.
   """
 
   def __init__(self, plan: Plan, batch_of: Callable[[int], tuple], batches: int, nets: Mapping[int, int],
@@ -40,7 +44,12 @@ class Reader:
     self.layout = messages.ArrayBytes([messages.plain_shape(plan.graph.avals[s.value]) for s in slots])
     self._batch_of, self._stop, self._first, self._stride = batch_of, batches, first, stride
     self._journal = Journal(journal, sorted(nets))
+    self.knows = self._journal.valid
     self._gate = Gate(nets, slack)
+
+  def begin(self) -> None:
+    """Lets the journal count from now on."""
+    self._journal.begin()
 
   def answer(self, head: Head, body: memoryview) -> bytes:
     """The net's next batch. `head.batch` is 1 + the number of the batch that it has done, 0 if it has just begun."""
@@ -58,8 +67,10 @@ class Reader:
     return messages.join(Head(NEXT, batch=number), self._bytes_of(number))
 
   def _bytes_of(self, number: int) -> bytes:
-    leaves = [jax.random.key_data(x) if _is_key(x) else np.asarray(x) for x in jax.tree.leaves(self._batch_of(number))]
-    return self.layout.pack([x.astype(s.dtype) for x, s in zip(leaves, self.layout.shapes, strict=True)])
+    leaves = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in jax.tree.leaves(self._batch_of(number))]
+    if len(leaves) != len(self.layout.shapes):
+      raise ValueError(f'the plan has {len(self.layout.shapes)} arrays in a batch, got {len(leaves)}')
+    return self.layout.pack([_cast(x, s.dtype) for x, s in zip(leaves, self.layout.shapes, strict=True)])
 
   def _number(self, turn: int) -> int | None:
     number = self._first + turn * self._stride
@@ -80,13 +91,23 @@ class Reader:
 
 
 class Journal:
-  """How many batches were given, and which one each net has, in a mapped file."""
+  """How many batches were given, and which one each net has, in a mapped file. Its last word says that it is valid."""
 
   def __init__(self, path: str | os.PathLike, nets: Sequence[int]):
     self._place = {net: i + 1 for i, net in enumerate(nets)}
     new = not os.path.exists(path)
-    self.words = np.memmap(path, np.int64, 'w+' if new else 'r+', shape=(len(nets) + 1,))
-    self._lock = threading.Lock()
+    self._all = np.memmap(path, np.int64, 'w+' if new else 'r+', shape=(len(nets) + 2,))
+    self.words, self._lock = self._all[:-1], threading.Lock()
+
+  @property
+  def valid(self) -> bool:
+    """Whether it has been begun with, and not only made."""
+    return self._all[-1] == VALID
+
+  def begin(self) -> None:
+    """Makes it valid, with what is in it."""
+    self._all[-1] = VALID
+    self._all.flush()
 
   def take(self, net: int, number_of: Callable[[int], int | None]) -> int | None:
     """The batch that a net is to do: the one that it has, or the next one; None if there are no more."""
@@ -127,16 +148,20 @@ class Journal:
 
 
 class Gate:
-  """Keeps nets of a group together: none starts a batch while it is more than `slack` ahead of the slowest one."""
+  """Keeps nets of a group together: none starts a batch while it is more than `slack` ahead of the slowest one.
+
+  A net counts from its first question on, as one that has just joined and is no slower than the others.
+  """
 
   def __init__(self, groups: Mapping[int, int], slack: int | None):
     self._groups, self._slack = dict(groups), slack
-    self._counts = dict.fromkeys(groups, 0)
+    self._counts: dict[int, int] = {}
     self._moved = threading.Condition()
 
   def count(self, net: int) -> None:
     """A net has done a batch."""
     with self._moved:
+      self._join(net)
       self._counts[net] += 1
       self._moved.notify_all()
 
@@ -148,12 +173,28 @@ class Gate:
 
   def open_for(self, net: int, seconds: float) -> bool:
     """Whether a net may begin its next batch, by so many seconds from now."""
-    if self._slack is None or net not in self._counts:
-      return True
-    slack, group = self._slack, self._groups[net]
-    others = lambda: (n for other, n in self._counts.items() if self._groups[other] == group)
     with self._moved:
-      return self._moved.wait_for(lambda: self._counts[net] - min(others()) <= slack, seconds)
+      self._join(net)
+      return self._moved.wait_for(lambda: self._near(net), seconds)
+
+  def _near(self, net: int) -> bool:
+    return self._slack is None or net not in self._counts or self._counts[net] - self._least(net) <= self._slack
+
+  def _least(self, net: int) -> int:
+    return min((n for other, n in self._counts.items() if self._groups[other] == self._groups.get(net)), default=0)
+
+  def _join(self, net: int) -> None:
+    self._counts.setdefault(net, self._least(net))
+
+
+def _cast(x: np.ndarray, dtype: Any) -> np.ndarray:
+  """Numbers as the plan has them, if they are the same numbers, but for the precision of fractions."""
+  if not np.can_cast(x.dtype, dtype, 'same_kind'):
+    raise ValueError(f'the plan has {dtype} here, and {x.dtype} would be other numbers')
+  made = x.astype(dtype)
+  if np.issubdtype(x.dtype, np.integer) and not np.array_equal(made, x):
+    raise ValueError(f'the plan has {dtype} here, and some numbers of {x.dtype} are too large for it')
+  return made
 
 
 def _is_key(x: Any) -> bool:

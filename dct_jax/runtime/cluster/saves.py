@@ -12,16 +12,19 @@ import pathlib
 import shutil
 import time
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dct_jax.partition import Plan
 from dct_jax.partition.graph import PARAMETER
 
 KEEP = 2
+TYPE = '|'  # between the name of an array and its type, where files do not know it
 
 
 def write(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
@@ -30,7 +33,7 @@ def write(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
   new = path.with_name(f'.{path.name}.{os.getpid()}')
   with open(new, 'wb') as file:
-    np.savez(file, **{k: np.asarray(x) for k, x in arrays.items()})  # type: ignore[arg-type]
+    np.savez(file, **dict(_plain(k, np.asarray(x)) for k, x in arrays.items()))  # type: ignore[arg-type]
     file.flush()
     os.fsync(file.fileno())
   os.replace(new, path)
@@ -40,13 +43,28 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
   """Reads them.
 
   Raises:
-    ValueError: if the file is damaged.
+    FileNotFoundError: if there is no such file.
+    ValueError: if it is damaged.
   """
   try:
     with np.load(path, allow_pickle=False) as file:
-      return {k: file[k] for k in file.files}  # zip files have a checksum for every array
-  except (zipfile.BadZipFile, OSError, ValueError, KeyError) as error:
+      return dict(_typed(k, file[k]) for k in file.files)  # zip files have a checksum for every array
+  except FileNotFoundError:
+    raise
+  except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, zlib.error) as error:
     raise ValueError(f'{path} is damaged: {error}') from None
+
+
+def _plain(name: str, x: np.ndarray) -> tuple[str, np.ndarray]:
+  """An array of a type that files know; the others, as bfloat16, are words, and their name says what they were."""
+  if x.dtype.kind != 'V' and x.dtype.isbuiltin:
+    return name, x
+  return f'{name}{TYPE}{x.dtype.name}', x.view(f'u{x.dtype.itemsize}')
+
+
+def _typed(name: str, x: np.ndarray) -> tuple[str, np.ndarray]:
+  name, _, dtype = name.partition(TYPE)
+  return name, x.view(jnp.dtype(dtype)) if dtype else x
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
@@ -97,13 +115,34 @@ class Saves:
     return [p for p in self._all() if (p / f'{part}.json').exists()]
 
   def newest(self, part: str, node: str) -> tuple[pathlib.Path, dict[str, np.ndarray]] | None:
-    """A node's newest arrays that can be read, and where they are; None if there are none."""
+    """A node's newest arrays that can be read, and where they are; None if none were ever saved.
+
+    Raises:
+      ValueError: if some were saved, and all of them are damaged.
+    """
+    damaged = []
     for place in reversed(self.whole(part)):
       try:
         return place, read(place / file_of(node))
-      except ValueError:
-        continue  # an older one is better than none
+      except (ValueError, FileNotFoundError) as error:
+        damaged.append(str(error))  # an older one is better than none
+    if damaged:
+      raise ValueError(f'no checkpoint of {node} can be read: {"; ".join(damaged)}')
     return None
+
+  def drop(self, place: pathlib.Path) -> None:
+    """Deletes a directory of which nothing became whole."""
+    if not list(place.glob('*.json')):
+      shutil.rmtree(place, ignore_errors=True)
+
+  def level(self, parts: Collection[str]) -> None:
+    """Forgets what was saved after the newest directory that has all parts, so that all go on from the same one."""
+    common = set.intersection(*({p.name for p in self.whole(part)} for part in parts)) if parts else set()
+    for part in parts:
+      for place in self.whole(part) if common else ():
+        if place.name > max(common):
+          (place / f'{part}.json').unlink()
+          self.drop(place)
 
 
 class Published:
@@ -127,8 +166,8 @@ class Published:
       ValueError: if it is damaged, or of another plan.
     """
     for place in reversed(self._saves.whole(self.PART)):
-      notes = json.loads((place / f'{self.PART}.json').read_text())
       try:
+        notes = json.loads((place / f'{self.PART}.json').read_text())
         return self._model(place, notes), {**notes, 'number': int(place.name)}
       except FileNotFoundError:
         continue  # it went while we were reading; there is a newer one or an older one
@@ -139,8 +178,6 @@ class Published:
     if notes['program'] != graph.fingerprint:
       raise ValueError(f'{place} is a model of another program ({notes["program"]}, this one is {graph.fingerprint})')
     for name in notes['files']:
-      if not (place / name).exists():
-        raise FileNotFoundError(place / name)
       found.update(read(place / name))
     return model_of(self._plan, {int(k): x for k, x in found.items()})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from dct_jax.partition import Plan
@@ -29,7 +30,8 @@ class Server(Keeper):
     self._steps = {step.round: step for step in self.program.steps}
     self._in = {r: messages.layout_of(self.graph, s.receives.get(TRAINER, ())) for r, s in self._steps.items()}
     self._out = {r: messages.layout_of(self.graph, s.sends.get(TRAINER, ())) for r, s in self._steps.items()}
-    self._under_way: dict[int, tuple[tuple[int, int], Passage]] = {}  # net -> (batch, attempt), and what it knows
+    self._under_way: dict[int, Passage] = {}  # by net
+    self._turn = threading.Lock()
     self.asked = 0
 
   def answer(self, head: Head, body: memoryview) -> bytes:
@@ -46,14 +48,21 @@ class Server(Keeper):
       passage.node.receive(step, TRAINER, self._in[head.round].unpack(body))
     passage.run(step)
     sent = passage.node.send(step, TRAINER) if step.sends else []
-    if head.round == max(self._steps):
-      self._under_way.pop(head.sender, None)
+    if head.round == max(self._steps) and self._under_way.get(head.sender) is passage:
+      del self._under_way[head.sender]
     return self._out[head.round].pack(sent)
 
   def _passage(self, head: Head) -> Passage:
-    which = head.batch, head.attempt
-    known, passage = self._under_way.get(head.sender, (None, None))
-    if passage is None or known != which:
-      passage = self.begin(head.sender, head.batch, {})
-      self._under_way[head.sender] = which, passage
-    return passage
+    """The attempt that a message belongs to.
+
+    Raises:
+      ConnectionError: if it is over, or its first rounds are not known here, as after a restart. The net begins anew.
+    """
+    with self._turn:
+      passage = self._under_way.get(head.sender)
+      if passage is not None and passage.stamp == head.stamp:
+        return passage
+      if head.round != min(self._steps) or (passage is not None and passage.stamp > head.stamp):
+        raise ConnectionError(f'{self.name} does not know this attempt at batch {head.batch} of net {head.sender}')
+      self._under_way[head.sender] = self.begin(head.sender, head.batch, head.stamp, {})
+      return self._under_way[head.sender]

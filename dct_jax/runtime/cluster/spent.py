@@ -26,4 +26,5 @@ class Spent:
 
   def medians(self) -> dict[int, float]:
     """Seconds of each round. Compilation is a batch among many."""
-    return {number: statistics.median(list(times)) for number, times in self._times.items()}
+    found = {number: list(times) for number, times in list(self._times.items())}
+    return {number: statistics.median(times) for number, times in found.items() if times}

@@ -37,8 +37,8 @@ class Store:
     self.writes = 0
     self.staleness: collections.Counter[int] = collections.Counter()
 
-  def __contains__(self, slot: int) -> bool:
-    return slot in self._arrays
+  def __len__(self) -> int:
+    return len(self._arrays)
 
   def read(self, slots: Iterable[int] | None = None) -> dict[int, Any]:
     """A snapshot of all slots, or of some."""

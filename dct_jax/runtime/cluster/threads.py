@@ -28,8 +28,12 @@ class Threads:
     self._built = blueprint.build()
     self._members: dict[str, Member] = {}
     self.names = job.names_of(self._built[0], blueprint.fleet, blueprint.readers)
-    for name in self.names:
-      self._start(name)
+    try:
+      for name in self.names:
+        self._start(name)
+    except BaseException:
+      self.close()
+      raise
 
   def _start(self, name: str) -> None:
     self._members[name] = Member(self._blueprint, name, self._directory, self._token, self._find, built=self._built)
@@ -62,9 +66,10 @@ def train(task: Job, plan: Plan, fleet: Fleet, batches: int, directory: str | os
           watch: Watch | None = None, resume: bool = False) -> ClusterRun:
   """Trains with all nodes on threads of this process; arguments are those of `on_ray.train`."""
   blueprint = job.blueprint(task, plan, fleet, batches, readers)
-  place = driver.prepare(blueprint, directory, resume)
-  crew = Threads(blueprint, place)
-  try:
-    return driver.Driver(crew, plan, blueprint, place, watch or Watch(poll=0.05)).run()
-  finally:
-    crew.close()
+  with driver.alone(directory) as place:
+    driver.prepare(blueprint, job.names_of(plan, fleet, readers), place, resume)
+    crew = Threads(blueprint, place)
+    try:
+      return driver.Driver(crew, plan, blueprint, place, watch or Watch(poll=0.05)).run()
+    finally:
+      crew.close()

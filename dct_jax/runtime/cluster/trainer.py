@@ -64,11 +64,13 @@ class Trainer(Keeper):
     try:
       done = 0
       while not self._stopping.is_set():
-        found = self._patiently(net, lambda attempt: self._next(lines['reader'], net, done))
+        found = self._patiently(net, lambda: self._next(lines['reader'], net, done))
         if found is None:
           return
         number, batch = found
-        loss = self._patiently(net, lambda attempt: self._take(lines, net, number, batch, attempt))
+        loss = self._patiently(net, lambda: self._take(lines, net, number, batch))
+        if loss is None:
+          return
         self.losses[number] = float(loss)
         done = number + 1
     except Exception as error:  # the driver tells it, and ends the run
@@ -77,17 +79,17 @@ class Trainer(Keeper):
       for line in lines.values():
         line.close()
 
-  def _patiently(self, net: int, attempt: Callable[[int], Any]) -> Any:
-    """Tries until it works: a node that is lost comes back."""
-    pause, count = FIRST_PAUSE, 0
+  def _patiently(self, net: int, attempt: Callable[[], Any]) -> Any:
+    """Tries until it works: a node that is lost comes back. None if the trainer is to stop meanwhile."""
+    pause = FIRST_PAUSE
     while True:
       try:
-        return attempt(count)
+        return attempt()
       except ConnectionError as error:
         self._note(f'net {net} tries again in {pause:.1f} s: {error}')
         if self._stopping.wait(pause):
           return None
-        pause, count = min(2 * pause, LONGEST_PAUSE), count + 1
+        pause = min(2 * pause, LONGEST_PAUSE)
 
   def _next(self, reader: Line, net: int, done: int) -> tuple[int, Mapping[int, Any]] | None:
     while True:
@@ -96,17 +98,18 @@ class Trainer(Keeper):
       if head.kind != WAIT:
         return None if head.kind == END else (head.batch, self._route.batch(body))
 
-  def _take(self, lines: Mapping[str, Line], net: int, number: int, batch: Mapping[int, Any], attempt: int) -> Any:
+  def _take(self, lines: Mapping[str, Line], net: int, number: int, batch: Mapping[int, Any]) -> Any:
     """Takes a batch through all rounds; returns its loss."""
+    stamp = time.time_ns()
     for line in lines.values():
       if line.waits:
         line.close()  # of an attempt that failed
-    passage = self.begin(net, number, batch)
+    passage = self.begin(net, number, stamp, batch)
     sent, came = dict[tuple[str, int], bytes](), dict[tuple[str, int], list[Any]]()
     for when in self._route.rounds:
       for server in self._route.asked[when]:
         self._collect(lines[server], came)
-        head = Head(RUN, attempt % 256, when, net, number)
+        head = Head(RUN, when, net, number, stamp)
         lines[server].ask(messages.join(head, sent.pop((server, when), b'')))
       step = self._route.own.get(when)
       if step is not None:
