@@ -482,7 +482,8 @@ def test_nobody_waits_for_ever(tmp_path):
 
 def test_numbers_that_would_become_others_are_refused(tmp_path):
   floats = lambda: lambda number: tuple(x.astype(np.float32) for x in clusters.table_batch(number))
-  large = lambda: lambda number: (clusters.table_batch(number)[0].astype(np.int64) + 2**32, clusters.table_batch(number)[1])
+  far = lambda ids, y: (ids.astype(np.int64) + 2**32, y)
+  large = lambda: lambda number: far(*clusters.table_batch(number))
   for batches, message in ((floats, 'float32 would be other numbers'), (large, 'some numbers of int64 are too large')):
     with pytest.raises(RuntimeError, match=message):
       threads.train(Job(clusters.make_table_net, batches), clusters.planned_tables(), Fleet(), 5,
