@@ -68,4 +68,4 @@ def test_every_room_has_files():
 def test_experiments_use_the_rooms_for_users(path):
   """What they need of the inner rooms, `dct_jax` itself exports; `test_public.py` says which names."""
   assert set(imported_rooms(path)) <= {
-      'boundaries', 'data', 'measures', 'models', 'netlab', 'runtime', 'tables', 'train'}
+      'boundaries', 'data', 'measures', 'models', 'netlab', 'partition', 'runtime', 'tables', 'train'}

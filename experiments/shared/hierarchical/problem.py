@@ -12,8 +12,8 @@ from dct_jax import partition
 from dct_jax.data import clicks
 from dct_jax.measures import entropy, of_clicks
 from dct_jax.models.dlrm import Dlrm
+from dct_jax.netlab import bits_per_second
 from dct_jax.runtime import Fleet, Hardware
-from dct_jax.wire.units import bits_per_second
 
 
 class Problem(NamedTuple):
