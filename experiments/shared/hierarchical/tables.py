@@ -12,8 +12,10 @@ TRAINERS = {'easgd40': 40, 'ht5': 30, 'ht8': 48, 'ht10': 60}
 
 def tables(found):
   """(Set or model, figure) -> a table."""
-  made = {(name, figure): _quality(figure, rows) for name, figures in found['quality'].items()
-          for figure, rows in figures.items()}
+  small, others = found['quality'].get('synthetic', {}), {k: v for k, v in found['quality'].items() if k != 'synthetic'}
+  made = {('synthetic', figure): _quality(figure, rows) for figure, rows in small.items()}
+  if others:
+    made['endpoints', 'all'] = _endpoints(others)
   for model, numbers in found['clock'].items():
     made.update({(model, 'figure 8'): _speeds(numbers['figure 8']), (model, 'figure 9'): _use(numbers['figure 9']),
                  (model, 'figure 11'): _ablations(numbers['figure 11'])})
@@ -48,6 +50,17 @@ def _quality(figure, rows):
     return [v, f'{np.mean(row["ne"]):.4f}', *apart, *stale, PAPER.get((figure, v), '')]
 
   return _table(head, [cells(v, row) for v, row in rows.items()])
+
+
+def _endpoints(sets):
+  """A line for each pair of variants: normalized entropy of both, and how far they are apart."""
+  def cell(rows):
+    (_, base), (_, other) = rows.items()
+    return f'{np.mean(base["ne"]):.4f}, {np.mean(other["ne"]):.4f}: {percent(other)}'
+
+  figures = next(iter(sets.values()))
+  return _table(['', *sets], [[f'{figure.capitalize()}: {", ".join(rows)}', *(cell(of[figure]) for of in sets.values())]
+                              for figure, rows in figures.items()])
 
 
 def _speeds(numbers):
