@@ -54,6 +54,8 @@ class Hardware:
     sparse: machines that each sparse server of the plan stands for, as tables of a real one are dealt out to many.
     dense: machines that each dense server stands for, likewise.
     one_host: whether all nodes share the cores of one host, and messages do not cross a line.
+    crowded: how many times longer a task takes if all other cores of that host are busy when it begins: they share
+      caches, memory, and often a processor's arithmetic.
     failures: nodes that are lost.
     checkpoint: seconds between checkpoints of servers; 0 for none but the beginning.
   """
@@ -65,12 +67,15 @@ class Hardware:
   sparse: int = 1
   dense: int = 1
   one_host: bool = False
+  crowded: float = 1.0
   failures: Sequence[Failure] = ()
   checkpoint: float = 0.0
 
   def __post_init__(self):
     if min(self.cores, self.sparse, self.dense) < 1 or self.latency < 0 or self.jitter < 0 or self.checkpoint < 0:
       raise ValueError(f'a node has a core or more and is one or more, and no time is below 0, got {self}')
+    if not self.crowded >= 1:
+      raise ValueError(f'tasks take no less time if other cores are busy, got {self.crowded=}')
     if any(not s > 0 for s in self.slow.values()) or any(f.at < 0 or f.down < 0 for f in self.failures):
       raise ValueError(f'nodes are slower by a factor above 0, and fail at times from 0 on, got {self}')
 
@@ -245,7 +250,7 @@ class Clock:
       cores.waiting.append((self.now, node, seconds, batch, i))
 
   def _start(self, node: _Queue, seconds: float, batch, i) -> Iterator[Event]:
-    spent = seconds * node.slow * self._jitter()
+    spent = seconds * node.slow * self._jitter() * self._crowding()
     node.busy += spent
     node.work += 1
     if isinstance(batch, _Batch) and self.tasks[i].reads:
@@ -253,6 +258,13 @@ class Clock:
       batch.writes[name] = self._writes[self._scope(batch.group, name), name]
       yield Event(self.now, READ, self._scope(batch.group, name), name, batch.number, i)
     self._at(self.now + spent, 'end', node, batch, i)
+
+  def _crowding(self) -> float:
+    """How many times longer a task takes that begins now, with its own core taken already."""
+    if self._host is None or self._host.cores == 1:
+      return 1.0
+    others = self._host.cores - self._host.free - 1
+    return 1 + (self.hardware.crowded - 1) * others / (self._host.cores - 1)
 
   def _jitter(self) -> float:
     if not self.hardware.jitter:

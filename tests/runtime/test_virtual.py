@@ -87,6 +87,16 @@ def test_nodes_on_one_host_share_its_cores():
   assert work <= run.seconds < 1.5 * work  # dense servers take some of it
 
 
+def test_busy_cores_of_a_host_slow_each_other_down():
+  plan, host = planned(group=0), Hardware(cores=2, one_host=True, latency=0.0)
+  crowd = dataclasses.replace(host, crowded=1.5)
+  assert virtual.tick(plan, Fleet(), crowd, 20).seconds == virtual.tick(plan, Fleet(), host, 20).seconds
+  both = virtual.tick(plan, Fleet(nets=2), crowd, 200).seconds / virtual.tick(plan, Fleet(nets=2), host, 200).seconds
+  assert both == pytest.approx(1.5, rel=0.02)  # but for the very first task
+  with pytest.raises(ValueError, match='take no less time'):
+    Hardware(crowded=0.5)
+
+
 def test_staleness_is_what_others_wrote():
   """Equal nets on cores of their own write in turns: each sees all others once between its read and its write."""
   run = virtual.tick(planned(group=0), Fleet(nets=4), Hardware(cores=4), 400)

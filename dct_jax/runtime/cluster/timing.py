@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 
 from dct_jax.partition import Plan
 from dct_jax.partition.tasks import tasks_of
@@ -12,7 +13,7 @@ from dct_jax.runtime.cluster.driver import ClusterRun
 from dct_jax.runtime.fleet import Fleet
 
 BATCHES = 10
-STEPS = 40
+STEPS = 20
 
 
 def seconds_of(plan: Plan, run: ClusterRun, hardware: Hardware) -> dict[tuple[str, int], float]:
@@ -27,14 +28,33 @@ def seconds_of(plan: Plan, run: ClusterRun, hardware: Hardware) -> dict[tuple[st
     hardware: that it ran on, for the clock.
   """
   batch = 1 / run.batches_per_second()
-  least, most = 0.0, batch
+  message = _least(lambda m: one_net(plan, with_messages(plan, run.spent, m), hardware) >= batch, 0.0, batch)
+  return with_messages(plan, run.spent, message)
+
+
+def crowded(plan: Plan, run: ClusterRun, fleet: Fleet, hardware: Hardware,
+            seconds: Mapping[tuple[str, int], float]) -> Hardware:
+  """The hardware with what it costs that cores are busy at the same time, from a run of several nets on one host.
+
+  Args:
+    plan: of the program.
+    run: of the fleet.
+    fleet: with nets enough for all cores.
+    hardware: that it ran on, for the clock.
+    seconds: of tasks, from `seconds_of`.
+  """
+  with_factor = lambda f: dataclasses.replace(hardware, crowded=f)
+  tick = lambda f: virtual.tick(plan, fleet, with_factor(f), 10 * BATCHES, seconds=seconds)
+  slow_enough = lambda f: 10 * BATCHES / tick(f).seconds <= run.batches_per_second()
+  return with_factor(_least(slow_enough, 1.0, float(hardware.cores)))
+
+
+def _least(enough: Callable[[float], bool], least: float, most: float) -> float:
+  """The smallest number that is enough, between two."""
   for _ in range(STEPS):
     middle = (least + most) / 2
-    if one_net(plan, with_messages(plan, run.spent, middle), hardware) < batch:
-      least = middle
-    else:
-      most = middle
-  return with_messages(plan, run.spent, least)
+    least, most = (least, middle) if enough(middle) else (middle, most)
+  return least
 
 
 def with_messages(plan: Plan, spent: Mapping[tuple[str, int], float], message: float) -> dict[tuple[str, int], float]:
