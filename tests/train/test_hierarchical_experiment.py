@@ -47,6 +47,7 @@ def test_clock(shared, tmp_path, monkeypatch):
   from dct_jax.partition import ready
   small = ready.dlrm(batch=8, tables=4, bottom=(64, 8), top=(64, 64, 1), optimizer='adagrad')
   monkeypatch.setattr(clocks, 'net', lambda: small)
+  monkeypatch.setattr(clocks, 'NETS', 2)
   found = json.loads(json.dumps(clocks.figures(batches=1, seeds=2, groups=(2, 4), sizes=(2,))))
   assert found['figure 11']['all'] == found['figure 8']['ht5'][0]
   assert found['figure 8']['ht5'][0] != found['figure 8']['ht5'][1]  # jitter has a seed
