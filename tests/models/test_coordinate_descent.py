@@ -80,7 +80,9 @@ def test_finds_what_sklearn_finds(loss, kind, strength):
   np.testing.assert_allclose(weights, wanted, atol=2e-3)
   if kind == 'l1':
     assert 0 < np.count_nonzero(weights) < table.features / 2
-    np.testing.assert_array_equal(np.asarray(weights) != 0, wanted != 0)
+    # Margins add up in float32: one weight that is nearly at its threshold may be a small number instead of zero.
+    apart = (np.asarray(weights) != 0) != (wanted != 0)
+    assert apart.sum() <= 1 and np.abs(np.asarray(weights))[apart].sum() < 1e-3
 
 
 def test_damping():
