@@ -48,7 +48,6 @@ class Member:
     self.restored = self._restore()
     self.desk = Desk(self.body.answer, token, host) if not isinstance(self.body, Trainer) else None
     self.synchronizer = self._synchronizer()
-    self._told = 0
     if isinstance(self.body, Trainer):
       self.body.start()
 
@@ -115,12 +114,11 @@ class Member:
                              'notes': [self._notes.popleft() for _ in range(len(self._notes))]}
     body = self.body
     if isinstance(body, Keeper):
-      found |= {'writes': body.store.writes, 'staleness': dict(body.store.staleness),
+      found |= {'writes': body.store.writes, 'staleness': body.store.counts(),
                 'synchronized': self.synchronizer.count if self.synchronizer else 0, 'spent': body.spent.medians()}
     if isinstance(body, Trainer):
-      losses = dict(list(body.losses.items())[self._told:])
-      self._told += len(losses)
-      found |= {'losses': losses, 'waited': body.waited, 'working': body.working, 'failed': body.failed}
+      found |= {'losses': dict(body.losses.popleft() for _ in range(len(body.losses))), 'waited': body.waited,
+                'working': body.working, 'failed': body.failed}
     elif isinstance(body, Server):
       found['asked'] = body.asked
     elif isinstance(body, DenseServer):

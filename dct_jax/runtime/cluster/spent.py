@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ class Spent:
   """Seconds of the latest batches, by round."""
 
   def __init__(self) -> None:
+    self._lock = threading.Lock()
     self._times: dict[int, collections.deque[float]] = collections.defaultdict(lambda: collections.deque(maxlen=LATEST))
 
   @contextlib.contextmanager
@@ -22,9 +24,11 @@ class Spent:
     """Counts the time within it for a round."""
     begin = time.perf_counter()
     yield
-    self._times[number].append(time.perf_counter() - begin)
+    with self._lock:
+      self._times[number].append(time.perf_counter() - begin)
 
   def medians(self) -> dict[int, float]:
     """Seconds of each round. Compilation is a batch among many."""
-    found = {number: list(times) for number, times in list(self._times.items())}
-    return {number: statistics.median(times) for number, times in found.items() if times}
+    with self._lock:
+      found = {number: list(times) for number, times in self._times.items()}
+    return {number: statistics.median(times) for number, times in found.items()}

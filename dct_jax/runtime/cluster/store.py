@@ -66,6 +66,11 @@ class Store:
       self.staleness[self.writes - seen] += 1
       self.writes += 1
 
+  def counts(self) -> dict[int, int]:
+    """A copy of `staleness`, which nets may change at any time."""
+    with self._counting:
+      return dict(self.staleness)
+
   def arrays(self) -> dict[str, np.ndarray]:
     """A copy for files, by the numbers of slots."""
     return {str(k): kernels.shared_read(x) for k, x in self._arrays.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,14 +31,14 @@ class Trainer(Keeper):
     note: told of what was lost and tried again.
 
   Attributes:
-    losses: of the batches that were done here, by number.
+    losses: (number, loss) of batches that were done here and nobody has asked for yet.
     waited: seconds that nets have waited for answers, in all.
   """
 
   def __init__(self, plan: Plan, leaves: list[Any], line_to: Callable[[str], Line], nets: range,
                note: Callable[[str], None] = lambda text: None):
     super().__init__(plan, TRAINER, leaves, nets.start)
-    self.losses: dict[int, float] = {}
+    self.losses: collections.deque[tuple[int, float]] = collections.deque()
     self.waited = 0.0
     self.failed: str | None = None
     self._route = Route(plan, plan.transform(apart=True))
@@ -71,7 +72,7 @@ class Trainer(Keeper):
         loss = self._patiently(net, lambda: self._take(lines, net, number, batch))
         if loss is None:
           return
-        self.losses[number] = float(loss)
+        self.losses.append((number, float(loss)))
         done = number + 1
     except Exception as error:  # the driver tells it, and ends the run
       self.failed = f'net {net}: {type(error).__name__}: {error}'
