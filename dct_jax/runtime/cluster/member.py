@@ -45,7 +45,7 @@ class Member:
     self.plan, leaves = built or blueprint.build()
     self.directory = pathlib.Path(directory)
     self.body = self._body(leaves)
-    self.restored = self._restore()
+    self._restore()
     self.desk = Desk(self.body.answer, token, host) if not isinstance(self.body, Trainer) else None
     self.synchronizer = self._synchronizer()
     if isinstance(self.body, Trainer):
@@ -69,7 +69,7 @@ class Member:
     number = job.group_of(self.name) if '/' in self.name else 0
     return Server(self.plan, self.name.split('/')[-1], leaves, number)
 
-  def _restore(self) -> str | None:
+  def _restore(self) -> None:
     """Goes on from the newest checkpoint. A reader whose journal is there knows better than any checkpoint."""
     kept = saves.Saves(self.directory / 'checkpoints')
     known = isinstance(self.body, Reader) and self.body.knows
@@ -80,7 +80,6 @@ class Member:
       self._note(f'{self.name} goes on from checkpoint {found[0].name}{older}')
     if isinstance(self.body, Reader):
       self.body.begin()
-    return found[0].name if found else None
 
   def _keeps(self) -> bool:
     """Whether there is anything here to keep: a trainer may have no parameters."""
