@@ -1,0 +1,104 @@
+"""Writes the tables and numbers of results/*.json into the pages that show them: `python docs/render.py`.
+
+A page says what it wants in comments, between which this script writes; nothing else of the page is touched.
+
+    <!-- table kernels main -->                    table `main` of results/kernels.json, and below it how it was made
+    <!-- end -->
+
+    It takes <!-- value kernels pack_over_add .2f -->0.96<!-- end --> times as long.
+
+`--check` changes nothing, and ends with exit code 1 if a page differs from the files.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / 'results'
+TABLE = re.compile(r'(<!-- table (\S+) (\S+) -->\n).*?(<!-- end -->)', re.S)
+VALUE = re.compile(r'(<!-- value (\S+) (\S+) (\S+) -->).*?(<!-- end -->)', re.S)
+FENCED = re.compile(r'^(```|~~~).*?^\1', re.S | re.M)
+
+
+def pages():
+  """All Markdown files of the project that readers see."""
+  return sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md'), *ROOT.glob('*/README.md')])
+
+
+def load(name):
+  """A file of results."""
+  path = RESULTS / f'{name}.json'
+  if not path.exists():
+    raise ValueError(f'there is no {path.relative_to(ROOT)}')
+  return json.loads(path.read_text())
+
+
+def entry(name, kind, key):
+  """A table or a value of a file."""
+  found = load(name)[kind]
+  if key not in found:
+    raise ValueError(f'results/{name}.json has no {key!r} in its {kind}: {", ".join(found)}')
+  return found[key]
+
+
+def markdown(made):
+  """A table in Markdown."""
+  line = lambda cells: '| ' + ' | '.join(cells) + ' |'
+  return '\n'.join([line(made['head']), '|' + '---|' * len(made['head']), *map(line, made['rows'])])
+
+
+def origin(found):
+  """How a file, or a table with a command of its own, was made; in a line."""
+  seeds = [] if found['seed'] is None else found['seed'] if isinstance(found['seed'], list) else [found['seed']]
+  said = [f'seed{"s"[:len(seeds) - 1]} {", ".join(map(str, seeds))}; '] if seeds else ['']
+  return f'`{found["command"]}`; {said[0]}{found["date"]}; {found["machine"]}; JAX {found["versions"]["jax"]}'
+
+
+def rendered(text):
+  """A page's text as the files of results would have it."""
+  def table(match):
+    found = load(match[2])
+    made = entry(match[2], 'tables', match[3])
+    return f'{match[1]}\n{markdown(made)}\n\n<small>{origin({**found, **made})}</small>\n\n{match[4]}'
+
+  def value(match):
+    return f'{match[1]}{format(entry(match[2], "values", match[3]), match[4])}{match[5]}'
+
+  return VALUE.sub(value, TABLE.sub(table, text))
+
+
+def by_hand(text):
+  """First lines of tables with numbers that no file of results has: most of their cells are numbers."""
+  text, found = FENCED.sub('', TABLE.sub('', text)), []
+  for block in re.findall(r'(?:^\|.*\n?)+', text, re.M):
+    head, *rows = block.strip().splitlines()
+    cells = [c.strip() for row in rows[1:] for c in row.strip('|').split('|')[1:] if c.strip()]
+    numbers = [c for c in cells if re.match(r'[-+*~]*\d[\d,.]*', c)]
+    if len(numbers) > len(cells) / 2:
+      found.append(head)
+  return found
+
+
+def main(check):
+  """Renders all pages; returns those that were not as they should be."""
+  changed = []
+  for page in pages():
+    old = page.read_text()
+    try:
+      new = rendered(old)
+    except ValueError as error:
+      raise ValueError(f'{page.relative_to(ROOT)}: {error}') from None
+    if new != old:
+      changed.append(page)
+      if not check:
+        page.write_text(new)
+  return changed
+
+
+if __name__ == '__main__':
+  CHECK = '--check' in sys.argv[1:]
+  found = main(CHECK)
+  print('\n'.join(f'{"differs" if CHECK else "written"}: {p.relative_to(ROOT)}' for p in found) or 'nothing to change')
+  sys.exit(int(CHECK and bool(found)))
