@@ -33,7 +33,8 @@ def test_tables_are_put_beside_others(file, tmp_path):
   path = tmp_path / 'small.json'
   found = results.add(path, {'more': results.table(['a'], [[1]])}, seed=2, command='python again.py')
   main, more = found['tables']['main'], found['tables']['more']
-  assert main['rows'] == file['tables']['main']['rows'] and main['command'] == file['command'] and main['seed'] == [0, 1]
+  assert main['rows'] == file['tables']['main']['rows']
+  assert main['command'] == file['command'] and main['seed'] == [0, 1]
   assert more['command'] == found['command'] == 'python again.py' and more['seed'] == 2
   assert found['values'] == {'ratio': 0.754}
   assert 'again.py`; seed 2' in render.rendered('<!-- table small more -->\n<!-- end -->')

@@ -62,7 +62,7 @@ def add(path: str | os.PathLike, tables: Mapping[str, Mapping[str, Any]], *, val
     values, seed, command: as of `write`.
   """
   path, how = pathlib.Path(path), _how(command, seed)
-  old = json.loads(path.read_text()) if path.exists() else {'values': {}, 'tables': {}}
+  old = json.loads(path.read_text()) if path.exists() else {**how, 'values': {}, 'tables': {}}
   theirs = {key: old[key] for key in how if key in old}
   return _put(path, {**old, **how, 'values': {**old['values'], **(values or {})}, 'tables': {
       **{name: {**theirs, **made} for name, made in old['tables'].items()},

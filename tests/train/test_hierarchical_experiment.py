@@ -67,4 +67,5 @@ def test_clock(shared, tmp_path, monkeypatch):
 def test_tables_are_those_of_the_numbers(shared):
   found = json.loads(RESULTS.read_text())
   assert found['tables'] == shared[2].tables(found)
-  assert found['seed'] == list(range(found['seeds'])) and {'synthetic_figure7', 'Model-A_figure8'} <= set(found['tables'])
+  assert found['seed'] == list(range(found['seeds']))
+  assert {'synthetic_figure7', 'Model-A_figure8'} <= set(found['tables'])
