@@ -90,7 +90,8 @@ def by_hand(text):
     head, _, *rows = [line.strip() for line in block.strip().splitlines()] + ['']
     columns = itertools.zip_longest(*(row[1:-1].split('|')[1:] for row in rows), fillvalue='')
     columns = [[cell.strip() for cell in column if cell.strip()] for column in columns]
-    if mostly_numbers(sum(columns, [])) or any(mostly_numbers(c) and FRACTION.search(' '.join(c)) for c in columns):
+    measured = any(mostly_numbers(column) and FRACTION.search(' '.join(column)) for column in columns)
+    if measured or mostly_numbers([*itertools.chain(*columns)]):
       found.append(head)
   return found
 

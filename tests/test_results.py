@@ -36,6 +36,16 @@ def test_a_file_says_how_it_was_made(file):
   assert file['versions']['jax'][0].isdigit() and 'cores' in file['machine'] and file['seed'] == [0, 1]
 
 
+def test_the_command_can_be_typed(monkeypatch):
+  monkeypatch.setattr('sys.argv', ['/anywhere/benchmarks/small.py', '--contenders=dense,L = 1', '--rounds=2'])
+  assert results.running() == "python benchmarks/small.py '--contenders=dense,L = 1' --rounds=2"
+
+
+def test_versions_of_rivals_are_told_where_they_are(monkeypatch):
+  monkeypatch.setattr(results, 'RIVALS', ('pytest', 'there_is_no_such_package'))
+  assert {*results.versions()} == {*results.PACKAGES, 'pytest'}
+
+
 def test_rows_have_the_length_of_the_head():
   with pytest.raises(ValueError, match='a row of 1 cells'):
     results.table(['', 'ms'], [['pack']])

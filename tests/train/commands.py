@@ -1,4 +1,4 @@
-"""Experiments and benchmarks from their command lines, in processes of their own that have imported JAX before they start.
+"""Experiments and benchmarks from their command lines, in processes of their own that have JAX before they start.
 
 Importing JAX, matplotlib and the toolkit takes four seconds. A server does it once and forks.
 """
