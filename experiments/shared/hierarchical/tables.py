@@ -7,13 +7,15 @@ PAPER = {('figure 3', 'easgd40'): '+0.25%', ('figure 4', 'nets96'): '+0.02%', ('
          ('figure 7', 'ht10'): 'neutral', ('figure 8', 'ht10'): '1.6', ('figure 8 each', 'ht10'): '1.07',
          ('figure 11', 'without rules and greedy'): 'below -40%', ('figure 11', 'without compression'): 'does not pay',
          ('figure 11', 'without greedy'): '"considerably" less'}
+WHOLE = ('synthetic', 'model_b')  # sets with figures of their own; of the others there are endpoints
 TRAINERS = {'easgd40': 40, 'ht5': 30, 'ht8': 48, 'ht10': 60}
 
 
 def tables(found):
   """(Set or model, figure) -> a table."""
-  small, others = found['quality'].get('synthetic', {}), {k: v for k, v in found['quality'].items() if k != 'synthetic'}
-  made = {('synthetic', figure): _quality(figure, rows) for figure, rows in small.items()}
+  others = {k: v for k, v in found['quality'].items() if k not in WHOLE}
+  made = {(name, figure): _quality(figure, rows) for name in WHOLE if name in found['quality']
+          for figure, rows in found['quality'][name].items()}
   if others:
     made['endpoints', 'all'] = _endpoints(others)
   for model, numbers in found['clock'].items():
@@ -21,6 +23,8 @@ def tables(found):
                  (model, 'figure 11'): _ablations(numbers['figure 11'])})
     made.update({(model, f'figure {k}'): _scaling(numbers[f'figure {k}'], label) for k, label in (
         ('10a', 'groups of 6 + 6'), ('10b', 'trainers and servers of each of 8 groups'))})
+  if found['batches']:
+    made['Model-A', 'batches'] = _batches(found['batches'])
   return made
 
 
@@ -90,3 +94,11 @@ def _ablations(numbers):
   return _table(['', 'examples/s', 'against all', 'paper'],
                 [[name, f'{v:,.0f}', '' if name == 'all' else f'{100 * (v / whole - 1):+.0f}%',
                   PAPER.get(('figure 11', name), '')] for name, v in numbers.items()])
+
+
+def _batches(numbers):
+  """Examples a second, and how much more than with the smallest batch."""
+  sizes = list(next(iter(numbers.values())))
+  return _table(['examples a batch', *sizes], [
+      [name, *(f'{speed:,.0f} ({speed / next(iter(of.values())):.2f})' for speed in of.values())]
+      for name, of in numbers.items()])
