@@ -7,6 +7,8 @@ A page says what it wants in comments, between which this script writes; nothing
 
     It takes <!-- value kernels pack_over_add .2f -->0.96<!-- end --> times as long.
 
+A value never begins a line: Markdown takes a line that begins with a comment out of its paragraph.
+
 `--check` changes nothing, and ends with exit code 1 if a page differs from the files.
 """
 

@@ -109,6 +109,11 @@ def test_no_table_is_pasted(page):
   assert render.by_hand((ROOT / page).read_text()) == []
 
 
+@pytest.mark.parametrize('page', SHOWN)
+def test_no_line_begins_with_a_value(page):
+  assert re.findall(r'^(?: *[*-])? *<!-- value.*', (ROOT / page).read_text(), re.M) == []
+
+
 def flags_of(script):
   """Names of the flags that it may have: its own, those of what it imports, and those of experiments."""
   files = [script, ROOT / 'benchmarks/timing.py', *ROOT.glob('experiments/**/*.py'), *ROOT.glob('dct_jax/train/*.py')]
