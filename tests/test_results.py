@@ -17,8 +17,7 @@ SPEC.loader.exec_module(render)
 FILES = sorted((ROOT / 'results').glob('*.json'))
 BENCHMARKS = [p for p in FILES if 'benchmarks/' in json.loads(p.read_text())['command']]
 # Pages that still have tables by hand. One that has none any more fails here, and is to be taken off.
-BY_HAND = ('README.md', 'experiments/README.md', 'docs/codecs_on_edges.md', 'docs/hierarchical.md', 'docs/s2.md',
-           'docs/scale.md')
+BY_HAND = ('README.md',)
 SHOWN = [str(p.relative_to(ROOT)) for p in render.pages()]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from dct_jax.train import checkpoint, distributed, launch, report, results
+from dct_jax.train import checkpoint, claims, distributed, launch, report, results
 from dct_jax.train.metrics import read_metrics
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
@@ -80,6 +80,8 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
       again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
       return launch.launch(again, workers)
     begin(workers)
+    if jax.process_index() == 0:
+      claims.claim(workdir)
     for name, config in configs.items():
       train_one(config, workdir / name)
     if jax.process_index() == 0:
