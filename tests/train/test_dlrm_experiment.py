@@ -125,7 +125,7 @@ def test_figures_of_thresholds(tmp_path):
 
 @pytest.mark.parametrize(('flags', 'message'), [
     (('--method=mp3', '--stages=2'), 'wants 1 splits'),
-    (('--method=baseline', '--data=nowhere.tsv'), "got data='nowhere.tsv'"),
+    (('--method=baseline', '--data=nowhere.tsv'), '--data=nowhere.tsv: there is no such file or directory'),
     *slow((('--method=mp3', '--splits=bottom9'), 'boundaries are at'),  # these have data and a model first
           (('--method=mp3', '--mp_sparsity=1.5'), 'sparsity must be in'),
           (('--method=baseline', '--batch=31'), 'share a batch|divide among'))])
