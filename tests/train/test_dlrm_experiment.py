@@ -6,7 +6,6 @@ import threading
 
 import commands
 import pytest
-from marks import slow
 
 pytest.importorskip('matplotlib')
 SMALL = ('--rows=600', '--test_rows=200', '--batch=32', '--evaluated=100', '--evaluate_every=4')
