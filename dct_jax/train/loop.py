@@ -137,6 +137,8 @@ def run(
         checkpoints.save(at, params, opt_state, account.totals)
       if stop:
         break
+    if jax.process_count() == 1:  # a signal in the last save is not forgotten; several processes have no step to agree on
+      stop = interrupted(at)
   if stop:  # after the bar's last line
     raise _farewell(stop, at, checkpoints)
   if at < steps:
@@ -259,7 +261,7 @@ def _interrupts():
   alone.
   """
   alone, pressed = jax.process_count() == 1, []
-  again = {signal.SIGINT: signal.default_int_handler}
+  again: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
   if alone and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
     again[signal.SIGTERM] = signal.SIG_DFL
   if threading.current_thread() is not threading.main_thread():
