@@ -14,7 +14,8 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from dct_jax.train import checkpoint, claims, distributed, launch, report, results
+from dct_jax import commands
+from dct_jax.train import checkpoint, claims, distributed, launch, preflight, report, results
 from dct_jax.train.metrics import read_metrics
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
@@ -69,12 +70,10 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     if FLAGS.resume and not FLAGS.workdir:
       raise app.UsageError('--resume needs the --workdir of the run to resume')
     names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
-    try:
-      configs = {name: config_of(name) for name in names}
-    except ValueError as error:
-      raise app.UsageError(str(error)) from error
+    configs = {name: config_of(name) for name in names}
     workers = configs[names[0]].workers * configs[names[0]].get('stages', 1)
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
+    _say_beginnings(preflight.place(workdir, names, FLAGS.resume), workdir)
     if FLAGS.launch == 'processes':
       os.environ.setdefault(results.COMMAND, results.running())
       again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
@@ -86,11 +85,34 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
       train_one(config, workdir / name)
     if jax.process_index() == 0:
       runs = {name: read_metrics(workdir / name) for name in names}
-      show({'runs': report.table(runs, columns)} | ({'more': more(runs)} if more else {}),
+      texts = {'runs': report.table(runs, columns), 'sent': report.sent_table(runs)}
+      show({k: v for k, v in texts.items() if v} | ({'more': more(runs)} if more else {}),
            sorted({config.seed for config in configs.values()}))
       report.plot(runs, workdir / 'loss.png')
       print(f'figure: {workdir / "loss.png"}')
     return 0
+
+  return guarded(run)
+
+
+def guarded(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
+  """A function for `app.run` that says what is wrong with flags, settings or files in one line, with exit code 2.
+
+  Wrong flags end the program here already. DCT_JAX_TRACEBACK=1 in the environment shows where else it came from.
+  """
+  name = pathlib.Path(sys.argv[0]).name
+  app.define_help_flags()  # so that they are known below, as app.run has them
+  try:
+    FLAGS(sys.argv)
+  except flags.Error as error:
+    commands.say(name, f'{error} (--help lists all flags)')
+    sys.exit(commands.WRONG)
+
+  def run(argv):
+    code = commands.attempt(name, lambda: main(argv), (ValueError, OSError, FloatingPointError, app.UsageError))
+    if code == commands.WRONG:
+      distributed.leave(code)
+    return code
 
   return run
 
@@ -109,6 +131,12 @@ def show(texts: Mapping[str, str], seed: Any = None) -> None:
     made = {key: text.made for key, text in texts.items() if isinstance(text, report.TableText)}
     results.add(FLAGS.results, {f'{name}_{key}' if name else key: one for key, one in made.items()}, seed=seed)
     print(f'results: {FLAGS.results}')
+
+
+def _say_beginnings(names, workdir):
+  """Of what --resume does not resume, on one process."""
+  if FLAGS.resume and names and not distributed.several():
+    print(f'no checkpoint in {workdir} of {", ".join(names)}: begun at step 0', file=sys.stderr)
 
 
 def begin(workers: int) -> None:
@@ -188,10 +216,32 @@ def changed(changes: Mapping[str, Any]) -> Any:
 
 
 def config_of(variant: str) -> Any:
-  """A variant of the configuration with the flags that take precedence."""
-  config = runpy.run_path(FLAGS.config)['get_config'](variant)
+  """A variant of the configuration with the flags that take precedence.
+
+  Raises:
+    ValueError: for what cannot work, as far as it is known before anything is loaded: by `preflight.settings`, and
+      by `check(config)` of the configuration file, if it has that.
+    OSError: for paths that lead nowhere.
+  """
+  found = runpy.run_path(FLAGS.config)
+  default, config = found['get_config'](variant), found['get_config'](variant)
   config.update({k: FLAGS[k].value for k in _overrides if FLAGS[k].value is not None})
+  preflight.settings(config, default)
+  if 'check' in found:
+    found['check'](config)
   return config
+
+
+def even_batch(config: Any) -> None:
+  """Takes so many examples of a batch that all workers, and all parts of their shares, have equally many."""
+  parts = config.workers * config.get('microbatches', 1)
+  if config.batch < parts:
+    raise ValueError(f'--batch must have an example for each of {parts} (workers x microbatches), got {config.batch}')
+  if left := config.batch % parts:
+    if not distributed.several():
+      print(f'batches of {config.batch - left} examples, not {config.batch}: all of {parts} (workers x microbatches) '
+            'have equally many', file=sys.stderr)
+    config.batch -= left
 
 
 def _new_directory():

@@ -23,7 +23,8 @@ def load(data: str, cache_dir: str | os.PathLike, **options: Any) -> ClickSets:
       `criteo.prepare` or `frappe.load`.
 
   Raises:
-    ValueError: if there is no such file or directory, or it has another format.
+    FileNotFoundError: if there is no such file or directory.
+    ValueError: if it has another format.
   """
   if data in ('', 'synthetic'):
     return synthetic_clicks.generate(**{**SYNTHETIC, **options})
@@ -31,5 +32,5 @@ def load(data: str, cache_dir: str | os.PathLike, **options: Any) -> ClickSets:
     return frappe.load(data, cache_dir, **options)
   if os.path.isfile(data):
     return criteo.prepare(data, cache_dir, **options)
-  raise ValueError("data must be '', 'synthetic', a file in Criteo's format or a directory with Frappe's "
-                   f'files, got {data=}')
+  raise FileNotFoundError(f"there is no file or directory {data!r}: data is a file in Criteo's format, a directory "
+                          "with Frappe's files, or '' for synthetic clicks")
