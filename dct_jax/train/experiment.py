@@ -25,14 +25,16 @@ KINDS: dict[type, Callable] = {
 COMMON = {'workers': (int, 'Number of workers that share the data.'),
           'steps': (int, 'Number of steps that the training takes.'),
           'seed': (int, 'Seed of the parameters and of the order of the data.')}
+WHOLE = 'whole_batch'  # what was asked for, in a configuration whose batch was cut for its workers
 _overrides: list[str] = []  # names of the flags that take precedence over the configuration
 
 
 def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, str]]) -> None:
   """Defines the flags of an experiment.
 
-  These are --config, --method, --launch, --workdir, --resume, --results, --results_name, those of `distributed`, and
-  flags that take precedence over the configuration: --workers, --steps, --seed and `overrides`.
+  These are --config, --method, --launch, --restarts, --min_workers, --workdir, --resume, --results, --results_name,
+  those of `distributed`, and flags that take precedence over the configuration: --workers, --steps, --seed and
+  `overrides`.
 
   Args:
     config: path of a file with `get_config(variant)`, which returns a ConfigDict with `workers`.
@@ -43,6 +45,10 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
   flags.DEFINE_list('method', 'compare', "Variants of the configuration to train; 'compare' takes the usual ones.")
   flags.DEFINE_enum('launch', 'devices', ['devices', 'processes'],
                     'Whether a worker is a device of this process or a process of its own.')
+  flags.DEFINE_integer('restarts', 0, 'Number of failures of a process, with --launch=processes, after which all are '
+                       'started again, to go on from their last checkpoint.', lower_bound=0)
+  flags.DEFINE_integer('min_workers', None, 'Number of workers that training may go on with if others stay away; all '
+                       'of them unless given.', lower_bound=1)
   flags.DEFINE_string('workdir', None, 'Directory for logs, checkpoints and figures; a new one unless given.')
   flags.DEFINE_bool('resume', False, 'Whether to go on from the checkpoints in --workdir.')
   flags.DEFINE_string('results', None, 'JSON file that the tables at the end are put into, beside those it has.')
@@ -76,8 +82,7 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     _say_beginnings(preflight.place(workdir, names, FLAGS.resume), workdir)
     if FLAGS.launch == 'processes':
       os.environ.setdefault(results.COMMAND, results.running())
-      again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
-      return launch.launch(again, workers)
+      return _launch(workdir, names, workers, workers // configs[names[0]].workers)
     begin(workers)
     if jax.process_index() == 0:
       claims.claim(workdir)
@@ -93,6 +98,18 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     return 0
 
   return guarded(run)
+
+
+def _launch(workdir, names, processes, stages):
+  """Runs this script again, in a process for each worker; those that are started anew go on from their checkpoints."""
+
+  def again(processes, starts):
+    resume = ['--resume'] if starts and preflight.those_begun(workdir, names) else []
+    fewer = [f'--workers={processes // stages}'] if starts else []
+    return [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}', *fewer, *resume]
+
+  least = None if FLAGS.min_workers is None else FLAGS.min_workers * stages
+  return launch.launch(again, processes, failures=launch.Elastic(FLAGS.restarts, least, multiple=stages))
 
 
 def guarded(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
@@ -148,7 +165,8 @@ def begin(workers: int) -> None:
 
 def settings(config: Any, free: Sequence[str] = ('workers', 'data')) -> dict[str, Any]:
   """What checkpoints are of: a configuration without what a resumed run may change."""
-  return {k: v for k, v in config.to_dict().items() if k not in free}
+  asked = {'batch': config[WHOLE]} if WHOLE in config else {}
+  return {k: v for k, v in (config.to_dict() | asked).items() if k not in (*free, WHOLE)}
 
 
 def resume(checkpoints: Any, params: Any, opt_state: Any, specs: Any, mesh: Any) -> tuple[Any, Any, int]:
@@ -241,6 +259,8 @@ def even_batch(config: Any) -> None:
     if not distributed.several():
       print(f'batches of {config.batch - left} examples, not {config.batch}: all of {parts} (workers x microbatches) '
             'have equally many', file=sys.stderr)
+    with config.unlocked():
+      config[WHOLE] = config.batch  # what a run is of, whatever number of workers goes on with it
     config.batch -= left
 
 

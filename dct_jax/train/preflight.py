@@ -41,13 +41,18 @@ def place(workdir: pathlib.Path, names: Sequence[str], resume: bool) -> list[str
     Those of the names that begin at step 0.
   """
   _check_writable(workdir)
-  begun = [name for name in names if (workdir / name / 'metrics.jsonl').exists() or has_checkpoint(workdir / name)]
+  begun = those_begun(workdir, names)
   if resume and not begun:
     raise FileNotFoundError(f'--resume: there is no run of {", ".join(names)} in {workdir}')
   if begun and not resume:
     raise ValueError(f'{workdir} has a run of {", ".join(begun)} already: --resume goes on with it, and another '
                      '--workdir begins anew')
   return [name for name in names if not has_checkpoint(workdir / name)]
+
+
+def those_begun(workdir: pathlib.Path, names: Sequence[str]) -> list[str]:
+  """Runs that have left something in a work directory."""
+  return [name for name in names if (workdir / name / 'metrics.jsonl').exists() or has_checkpoint(workdir / name)]
 
 
 def has_checkpoint(directory: pathlib.Path) -> bool:

@@ -7,6 +7,7 @@ Every process prints and saves what it has; the tests compare.
 
 import pathlib
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +75,19 @@ def save(path, result):
   np.savez(path, *local_bytes((result.params, result.opt_state)), losses=losses)
 
 
+def elastic(program, directory, steps=200, rows=12, seconds=0.0):
+  """Goes on from the last checkpoint, whatever number of workers there is; each step takes some time."""
+  checkpoints = train.Checkpoints(directory / 'checkpoints', {})
+  params, state, start = program.params, program.state, 0
+  if checkpoints.latest() is not None:
+    params, state, start = checkpoints.restore(params, state, program.specs, program.mesh)
+  with train.MetricsWriter(directory) as writer:
+    batches = make_batches(program.mesh, start, rows // program.mesh.size)
+    slow = lambda params, state: time.sleep(seconds) or {}
+    return train.run(program.step, params, state, batches, steps=steps, start=start, log_every=1, metrics=writer,
+                     progress=False, checkpoints=checkpoints, checkpoint_every=20, evaluate=slow, evaluate_every=1)
+
+
 def main(task, directory):
   train.start()
   directory, me = pathlib.Path(directory), jax.process_index()
@@ -94,6 +108,8 @@ def main(task, directory):
   elif task == 'differ':
     program.params['w1'] += float(me)
     program.run(1)
+  elif task == 'elastic':
+    elastic(program, directory, seconds=0.1)
   else:  # 'fail' and 'interrupt': until somebody ends it
     print('running', flush=True)
     program.run(10**6, checkpoints=train.Checkpoints(directory / 'saved', {}), log_every=1000,
