@@ -17,13 +17,17 @@ Per-worker leaves have at least one dimension, along which workers lie; scalars 
     >>> state.rules((MyState(jnp.zeros(()), jnp.zeros(3)), jnp.zeros(2)))
     [None, 'sum', None]
 
+What is dealt out over workers, in one way for each number of them, has a `Dealt` for a rule. A rule may depend on a
+state, by what is static in it: instead of one, give a function of the state that returns a rule for a field, or one for
+each leaf of it.
+
 A state inside another one may declare for itself; a field of rule `INNER` only holds such states and whatever
 else an optimizer may have, about which nothing is declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -39,30 +43,39 @@ NEVER = 'never'  # only as many workers as made it can go on with it
 INNER = 'inner'  # states of others, which speak for themselves
 RULES = (SUM, MEAN, MERGE, COPY, RANK, NEVER, INNER)
 
+
+class Dealt(NamedTuple):
+  """The rule of an array that is dealt out over workers."""
+
+  rows: Callable[[int], int]  # number of workers -> rows of a worker's part
+  move: Callable[[np.ndarray, int, int], np.ndarray]  # (all parts, one after the other; old; new number) -> all parts
+
+
 State = TypeVar('State')
+Rule = str | Dealt
 
-_declared: dict[type, Mapping[str, str]] = {}
+_declared: dict[type, Mapping[str, Any]] = {}
 
 
-def declare(cls: type, **fields: str) -> None:
+def declare(cls: type, **fields: str | Callable[[Any], Rule | Sequence[Rule]]) -> None:
   """Speaks for a state class that is not ours and cannot do it itself.
 
   Args:
     cls: a NamedTuple, or a dataclass that is registered as a pytree.
-    **fields: rules of the fields that are not equal on all workers.
+    **fields: rules of the fields that are not equal on all workers, or what finds them in a state.
 
   Raises:
     ValueError: for a field that the class does not have, or an unknown rule.
   """
   known = getattr(cls, '_fields', None) or tuple(getattr(cls, '__dataclass_fields__', fields))
   strangers = sorted(set(fields) - set(known))
-  unknown = sorted(set(fields.values()) - set(RULES))
+  unknown = sorted({rule for rule in fields.values() if not callable(rule)} - set(RULES))
   if strangers or unknown:
     raise ValueError(f'{cls.__name__} has the fields {known}, and rules are {RULES}, got {strangers=} and {unknown=}')
   _declared[cls] = fields
 
 
-def own(**fields: str) -> Callable[[type[State]], type[State]]:
+def own(**fields: str | Callable[[Any], Rule | Sequence[Rule]]) -> Callable[[type[State]], type[State]]:
   """Declares, above a state class, which of its fields are a worker's own; the same as `declare` after it."""
 
   def decorate(cls):
@@ -80,11 +93,11 @@ class Leaf(NamedTuple):
   """What is known of a leaf without looking at what an optimizer does."""
 
   path: str
-  rule: str | None  # None: equal on all workers, or not declared
+  rule: Rule | None  # None: equal on all workers, or not declared
   declared: bool  # False: nobody says anything; it may differ by worker all the same, which tracing tells
 
 
-def visit(tree: Any, default: str | None = None, declared: bool = False) -> list[Leaf]:
+def visit(tree: Any, default: Rule | None = None, declared: bool = False) -> list[Leaf]:
   """Every leaf of a state, in their order; `default` is the rule of those about which nobody says more."""
   out = []
   for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_speaks):
@@ -94,12 +107,15 @@ def visit(tree: Any, default: str | None = None, declared: bool = False) -> list
       continue
     for key, child in _children(node):
       rule = said.get(key)
-      inside = visit(child, None if rule == INNER else rule, rule != INNER)
+      rule = rule(node) if callable(rule) else rule
+      inside = visit(child, None if rule == INNER or isinstance(rule, list) else rule, rule != INNER)
+      if isinstance(rule, list):
+        inside = [leaf._replace(rule=one, declared=True) for leaf, one in zip(inside, rule, strict=True)]
       out += [leaf._replace(path=f'{here}.{key}{leaf.path}') for leaf in inside]
   return out
 
 
-def rules(tree: Any) -> list[str | None]:
+def rules(tree: Any) -> list[Rule | None]:
   """The rule of every leaf, in their order; None for what is equal on all workers or not declared."""
   return [leaf.rule for leaf in visit(tree)]
 

@@ -44,7 +44,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo
     'evaluate_every': (int, 'Number of steps between two evaluations.'),
     'checkpoint_every': (int, 'Number of steps between two checkpoints; the end and Ctrl-C make one anyway.'),
 } | sparse.SKETCH_FLAGS)
-FREE = ('steps', 'cache', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
+FREE = ('steps', 'workers', 'cache', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
 
 
 def make_evaluate(config, predict, sets):

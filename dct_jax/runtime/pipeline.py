@@ -106,7 +106,8 @@ class Pipeline:
       here, state, specs = init(self.tx[s], params(s), mesh)
       if s in self.tables:
         assert tables is not None, 'a stage with tables needs their first values'
-        state, specs = init_rows(self.tables[s].optimizer, tables(s), state, specs, mesh)
+        state, specs = init_rows(self.tables[s].optimizer, tables(s), state, specs, mesh,
+                                  layout=self.tables[s].exchange.layout)
       placed[s] = here, state, specs
       self._sizes[s] = sum(x.size for x in jax.tree.leaves(here))
       self._fetch[s], self._update[s] = self._make_fetch(s), self._make_update(s, specs)

@@ -25,13 +25,18 @@ class Asked(NamedTuple):
   ids: jax.Array  # int32[workers, batch, slots]
 
 
-@own(inner=INNER, tables=NEVER, rows=NEVER)
+def _dealt(state):
+  return NEVER if state.dealing is None else state.dealing.rule
+
+
+@own(inner=INNER, tables=_dealt, rows=_dealt)
 class RowsState(NamedTuple):
   """State of a training with tables. They are here, not among the parameters, as every worker has its own."""
 
   inner: Any  # of the optimizer of everything else
   tables: Any  # float32[rows, width], by worker
-  rows: Any  # of the optimizer of rows, by worker
+  rows: Any  # of the optimizer of rows, by worker: arrays with a row for each of the tables
+  dealing: Any = None  # a `Dealing`, static: how all this goes to another number of workers
 
 
 class RowExchange:
@@ -52,6 +57,7 @@ class RowExchange:
       raise ValueError(f'codec must be one of {CODECS}, got {codec=}')
     if axis_name is None and len(layout.slots) > 1:
       raise ValueError(f'without an axis there is one worker, got slots of {len(layout.slots)}')
+    self.layout = layout
     self._slots, self._begin, self._place = layout.slots, layout.begin, layout.place
     self._axis, self._codec, self._column = axis_name, codec, column
 
@@ -109,7 +115,7 @@ class RowExchange:
     """The state after a step, from the gradients of the rows of `fetch`; and the bytes that a worker sends for it."""
     ids, at_home = self.give_back(gradients, asked)
     tables, rows = optimizer.update(state.tables, state.rows, ids, at_home)
-    return RowsState(state.inner, tables, rows), self.sent_bytes(gradients.shape[0], gradients.shape[2])
+    return state._replace(tables=tables, rows=rows), self.sent_bytes(gradients.shape[0], gradients.shape[2])
 
   def sent_bytes(self, batch: int, width: int) -> int:
     """Of one worker in one step, both ways, the questions included."""

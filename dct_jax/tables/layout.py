@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dct_jax.state import Dealt
 
 
 class TableLayout(NamedTuple):
@@ -25,6 +28,10 @@ class TableLayout(NamedTuple):
     place = np.zeros(len(self.vocabularies), np.int32)
     place[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
     return place
+
+  def first(self, field: int) -> int:
+    """Where a field's rows begin in all workers' tables, laid end to end."""
+    return int(self.place[field]) // self.slots.shape[1] * self.rows + int(self.begin[field])
 
 
 def deal(vocabularies: Sequence[int], workers: int = 1) -> TableLayout:
@@ -47,15 +54,35 @@ def deal(vocabularies: Sequence[int], workers: int = 1) -> TableLayout:
   return TableLayout(slots, begin, max(rows), tuple(vocabularies))
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Dealing:
+  """What a state has to know of its tables to go to another number of workers; static."""
+
+  vocabularies: tuple[int, ...]
+
+  @property
+  def rule(self) -> Dealt:
+    """Of arrays with a row for each row of the tables."""
+    return Dealt(lambda workers: deal(self.vocabularies, workers).rows, self._move)
+
+  def _move(self, array, old, new):
+    """Every table as it was, on its new worker; rows that belong to none are zero."""
+    there, here = deal(self.vocabularies, old), deal(self.vocabularies, new)
+    moved = np.zeros((new * here.rows, *array.shape[1:]), array.dtype)
+    for field, size in enumerate(self.vocabularies):
+      moved[here.first(field):here.first(field) + size] = array[there.first(field):there.first(field) + size]
+    return moved
+
+
 def init_tables(key: jax.Array, layout: TableLayout, width: int) -> jax.Array:
   """float32[workers * rows, width]: uniform within 1 / sqrt(vocabulary), as the public DLRM begins.
 
   A table's numbers depend on its field alone, not on how many workers there are.
   """
-  tables = np.zeros((len(layout.slots), layout.rows, width), np.float32)
+  tables = np.zeros((len(layout.slots) * layout.rows, width), np.float32)
   for field, size in enumerate(layout.vocabularies):
-    owner = int(layout.place[field]) // layout.slots.shape[1]
     bound = size ** -0.5
     values = jax.random.uniform(jax.random.fold_in(key, field), (size, width), minval=-bound, maxval=bound)
-    tables[owner, layout.begin[field]:layout.begin[field] + size] = np.asarray(values)
-  return jnp.asarray(tables.reshape(-1, width))
+    tables[layout.first(field):layout.first(field) + size] = np.asarray(values)
+  return jnp.asarray(tables)

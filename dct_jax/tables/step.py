@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dct_jax import kernels
 from dct_jax.tables.exchange import RowsState
+from dct_jax.tables.layout import Dealing, TableLayout
 from dct_jax.tables.optimizers import RowOptimizer
 from dct_jax.train import step as steps
 from dct_jax.transforms import local_value_and_grad
@@ -34,7 +35,7 @@ class RowSource(Protocol):
 
 
 def init_rows(optimizer: RowOptimizer, tables: jax.Array, opt_state: Any, specs: Any, mesh: Mesh,
-              axis_name: str = 'data') -> tuple[RowsState, RowsState]:
+              axis_name: str = 'data', layout: TableLayout | None = None) -> tuple[RowsState, RowsState]:
   """Puts tables beside an optimizer's state.
 
   Args:
@@ -44,6 +45,7 @@ def init_rows(optimizer: RowOptimizer, tables: jax.Array, opt_state: Any, specs:
     specs: likewise.
     mesh: from `make_mesh`.
     axis_name: axis of the workers.
+    layout: of the tables; with it, a checkpoint of them can be restored onto another number of workers.
 
   Returns:
     The state and its specs.
@@ -52,8 +54,9 @@ def init_rows(optimizer: RowOptimizer, tables: jax.Array, opt_state: Any, specs:
   place = lambda x: jax.make_array_from_callback(
       x.shape, NamedSharding(mesh, shard), lambda index: np.asarray(x)[index])
   rows = optimizer.init(tables)
-  return (RowsState(opt_state, place(tables), jax.tree.map(place, rows)),
-          RowsState(specs, shard, jax.tree.map(lambda _: shard, rows)))
+  dealing = None if layout is None else Dealing(tuple(layout.vocabularies))
+  return (RowsState(opt_state, place(tables), jax.tree.map(place, rows), dealing),
+          RowsState(specs, shard, jax.tree.map(lambda _: shard, rows), dealing))
 
 
 def make_row_step(loss_fn: Callable, tx: optax.GradientTransformation, optimizer: RowOptimizer, exchange: RowSource,

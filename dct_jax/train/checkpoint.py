@@ -17,6 +17,7 @@ from absl import logging
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dct_jax.state import Dealt
 from dct_jax.train import checksums, claims, replicas
 from dct_jax.train import reshard as resharding
 from dct_jax.train.local_arrays import LocalArrays, LocalRestore, LocalSave
@@ -189,7 +190,7 @@ class Checkpoints:
     if any(any(places[k]) for k in _named(params, ())):
       rules = {k: resharding.between_groups(rules.get(k, resharding.MERGE)) for k in places}
     own = {k for k, spec in places.items() if any(spec)}
-    _compare_arrays(notes['arrays'], _describe(_named(params, opt_state)), own, old, new)
+    _compare_arrays(notes['arrays'], _describe(_named(params, opt_state)), {k: rules.get(k, '') for k in own}, old, new)
     moved = own if old != new else set()
     arrays = self._read(step, {
         k: _target(notes['arrays'][k], None if k in moved or self._apart else NamedSharding(mesh, spec))
@@ -373,7 +374,7 @@ def _compare_configs(saved, mine):
 
 
 def _compare_arrays(saved, mine, own, old, new):
-  """`own` names the arrays of which every worker has its part; they grow with the workers."""
+  """`own` has the rules of arrays of which every worker has its part; these grow with the workers."""
   for key in sorted(set(saved) | set(mine)):
     if key not in saved or key not in mine:
       has, lacks = ('checkpoint', 'run') if key in saved else ('run', 'checkpoint')
@@ -382,7 +383,7 @@ def _compare_arrays(saved, mine, own, old, new):
     expected = dict(mine[key])
     if key in own:
       first, *rest = expected['shape']
-      expected['shape'] = [first // new * old, *rest]
+      expected['shape'] = [resharding.length(first, old, new, own[key]), *rest]
     if saved[key] != expected:
       raise ValueError(f'the checkpoint is of another model or optimizer: {key} was '
                        f'{saved[key]}, got {expected} (with {old} workers)')
@@ -397,6 +398,9 @@ def _target(description, sharding):
 
 
 def _spread(array, old, new, sharding, rule, conserve):
+  if isinstance(rule, Dealt):
+    whole = rule.move(np.asarray(array), old, new)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
   rows = array.shape[0] // old
 
   def part(index):

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from dct_jax.state import COPY, MEAN, MERGE, NEVER, RANK, SUM, of_amounts, visit
+from dct_jax.state import COPY, MEAN, MERGE, NEVER, RANK, SUM, Dealt, Rule, of_amounts, visit
 
 CONSERVE = ('sum', 'mean')
 
 
-def rules(opt_state: Any) -> list[str]:
+def rules(opt_state: Any) -> list[Rule]:
   """How each leaf of an optimizer state is re-sharded, in the order of the leaves.
 
   State classes say it themselves (`dct_jax.state`). What nobody has declared and yet differs by worker is an
@@ -23,7 +23,7 @@ def rules(opt_state: Any) -> list[str]:
   return [leaf.rule or usual(x) for leaf, x in zip(visit(opt_state), jax.tree.leaves(opt_state), strict=True)]
 
 
-def between_groups(rule: str) -> str:
+def between_groups(rule: Rule) -> Rule:
   """How a leaf goes to another number of groups, if `rule` says how it goes to another number of workers.
 
   Groups that join have the mean of their parameters, and so of what is still to be added to them; a group that is new
@@ -32,15 +32,20 @@ def between_groups(rule: str) -> str:
   return {SUM: MERGE, MEAN: MERGE, RANK: COPY}.get(rule, rule)
 
 
-def check(rules: Iterable[str], old: int, new: int) -> None:
+def check(rules: Iterable[Rule], old: int, new: int) -> None:
   """Refuses what only as many workers as made it can go on with."""
   if old != new and NEVER in rules:
-    raise ValueError('tables and the slices of push_pull are dealt out over workers, and stale_mean holds a '
-                     'message that is on its way, for as many workers as made it: they cannot be restored onto '
+    raise ValueError('stale_mean holds a message that is on its way, for as many workers as made it, and tables say '
+                     'where their rows lie only if init_rows was given their layout: they cannot be restored onto '
                      f'another number, got {old=} and {new=}')
 
 
-def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
+def length(first: int, old: int, new: int, rule: Rule) -> int:
+  """How long an array of `old` workers was that has `first` rows on `new` workers."""
+  return rule.rows(old) * old if isinstance(rule, Dealt) else first // new * old
+
+
+def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: Rule,
             conserve: str = 'sum') -> np.ndarray:
   """One new worker's part of what `old` workers had.
 
@@ -57,6 +62,8 @@ def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: str,
     conserve: what a sum keeps: 'sum', or 'mean', which scales by new / old so that the mean over
       workers, which is what an update applies, stays.
   """
+  if isinstance(rule, Dealt):
+    raise ValueError('what is dealt out moves as a whole, by its rule')
   parts = array.reshape(old, array.shape[0] // old, *array.shape[1:])
   mine = parts[worker::new]
   if rule == COPY or (rule == MERGE and not len(mine)):

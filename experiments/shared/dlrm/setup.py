@@ -57,7 +57,8 @@ def click_loss(logits, batch):
 def dealt(config, params, tables, first_tables):
   """Every worker has the whole model and some of the tables."""
   mesh = dct_jax.make_mesh(config.workers)
-  place = lambda state, specs: embeddings.init_rows(tables.optimizer, first_tables(), state, specs, mesh)
+  place = lambda state, specs: embeddings.init_rows(tables.optimizer, first_tables(), state, specs, mesh,
+                                                            layout=tables.exchange.layout)
   return with_cuts(config, params, mesh, connect(mesh), tables.optimizer, tables.exchange, place, lambda rows: rows)
 
 
