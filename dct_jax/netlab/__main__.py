@@ -1,21 +1,24 @@
 """A lab, and advice: `python -m dct_jax.netlab run --hosts 4 --rate 100mbit -- python program.py --flags`,
 `python -m dct_jax.netlab check --hosts 4 --rate 100mbit`,
 `python -m dct_jax.netlab advise --parameters 500000 --sparsity 0.99 --workers 4 --rate 100mbit`,
-`python -m dct_jax.netlab calibrate --save costs.json` (on every host, or in a lab)."""
+`python -m dct_jax.netlab calibrate --save costs.json` (on every host, or in a lab),
+`python -m dct_jax.netlab chaos --faults kill:3,cut -- python program.py '{workdir}'`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import pathlib
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from dct_jax import commands, train
 from dct_jax.collectives.costs import Costs
-from dct_jax.netlab import Lab, advise, bits_per_second, calibrate, check, end_on_sigterm
-from dct_jax.train import results
+from dct_jax.netlab import Lab, advise, bits_per_second, calibrate, chaos, check, end_on_sigterm
+from dct_jax.train import report, results
 from dct_jax.transforms import make_mesh
 from dct_jax.transport import connect
 
@@ -23,7 +26,7 @@ from dct_jax.transport import connect
 def main(arguments: Sequence[str] | None = None) -> int:
   parser = commands.Parser('dct_jax.netlab', description=__doc__)
   known = parser.add_subparsers(dest='command', required=True)
-  for add in (_add_run, _add_check, _add_advise, _add_calibrate):
+  for add in (_add_run, _add_check, _add_advise, _add_calibrate, _add_chaos):
     add(known)
   flags = parser.parse_args(arguments)
   return commands.attempt(f'{parser.prog} {flags.command}', lambda: flags.action(flags))
@@ -130,6 +133,43 @@ def _calibrate(flags):
     if transport.rank == 0:
       print(f'{flags.save}: costs of {costs.workers} workers')
   return 0
+
+
+def _add_chaos(known):
+  command = known.add_parser('chaos', help='disturb a run at random times; does it end as it should?')
+  command.add_argument('--rate', help='of every link, each way; unshaped unless given')
+  _add_lab(command)
+  command.add_argument('--faults', default='kill,stop,cut,slow,disk,flip',
+                       help=f'{", ".join(chaos.MEANING)}; kill:3 tries it three times')
+  command.add_argument('--seed', type=int, default=0, help='of order, hosts, times and bits')
+  command.add_argument('--every', type=float, default=5.0, help='seconds between two faults, at most')
+  command.add_argument('--hold', type=float, default=3.0, help='seconds until what can be mended is mended')
+  command.add_argument('--timeout', type=float, default=600.0, help='seconds of a run')
+  command.add_argument('--min_workers', type=int, help='workers that it may go on with; all of them unless given')
+  command.add_argument('--workdir', help='where runs are; a new directory unless given, which is removed')
+  command.add_argument('--results', help='JSON file that the table is put into')
+  command.add_argument('program', nargs='+', help='after --: a program that goes on from its checkpoints when it is '
+                       'started again; {workdir} is a directory for each run, {workers} the number of hosts')
+  command.set_defaults(action=_chaos)
+
+
+def _chaos(flags):
+  with tempfile.TemporaryDirectory() as new, _lab(flags) as lab:
+    verdict = chaos.chaos(
+        lab, flags.program, chaos.parse(flags.faults), pathlib.Path(flags.workdir or new).absolute(), seed=flags.seed,
+        every=flags.every, hold=flags.hold, timeout=flags.timeout, min_workers=flags.min_workers)
+  made, numbers = chaos.table(verdict), chaos.values(verdict)
+  print(report.lines(made))
+  if flags.results:
+    typed = shlex.join(['python', '-m', 'dct_jax.netlab', *sys.argv[1:]])
+    results.write(flags.results, values=numbers, tables={'faults': made}, seed=flags.seed, command=typed,
+                  tried=[list(one) for one in verdict.tried])
+  for kind in verdict.left:
+    print(f'not tried: {kind}', file=sys.stderr)
+  print(f'{"as it should be" if verdict.good else "NOT as it should be"}: exit codes {verdict.codes}, '
+        f'{verdict.different} of {verdict.compared} losses differ from those of the undisturbed run')
+  print(json.dumps(numbers))
+  return 0 if verdict.good else 1
 
 
 if __name__ == '__main__':

@@ -8,13 +8,13 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
 
 from dct_jax.netlab import check, namespaces
 from dct_jax.netlab.check import Check
 from dct_jax.netlab.namespaces import Counters, Link
-from dct_jax.train.launch import launch
+from dct_jax.train.launch import Elastic, launch
 
 
 class Run(NamedTuple):
@@ -121,15 +121,16 @@ class Lab:
     return tuple(namespaces.counters(i) for i in range(self.hosts)) if self.shaped else None
 
   def run(self, argv: Sequence[str], *, timeout: float | None = None,
-          environment: Mapping[str, str] | None = None, output: TextIO | None = None) -> Run:
-    """Runs a program on every host; they find each other through `dct_jax.train.start`."""
+          environment: Mapping[str, str] | None = None, output: TextIO | None = None,
+          failures: Elastic | None = None, started: Callable[[dict[int, int]], None] = lambda pids: None) -> Run:
+    """Runs a program on every host; they find each other through `dct_jax.train.start`. Arguments are `launch`'s."""
+    more: dict[str, Any] = {'timeout': timeout, 'environment': environment, 'output': output, 'failures': failures,
+                            'started': started}
     if not self.shaped:
-      return Run(launch(argv, self.hosts, timeout=timeout, environment=environment, output=output,
-                        prefix=self._pinned), None)
+      return Run(launch(argv, self.hosts, prefix=self._pinned, **more), None)
     before = self.counters()
     code = launch(
-        argv, self.hosts, timeout=timeout, environment=environment, output=output,
-        coordinator=f'{namespaces.address(0)}:{next(self._ports)}',
+        argv, self.hosts, **more, coordinator=lambda i: f'{namespaces.address(i)}:{next(self._ports)}',
         prefix=lambda i: ('ip', 'netns', 'exec', namespaces.host_name(i), *self._pinned(i)))
     after = self.counters()
     assert before is not None and after is not None

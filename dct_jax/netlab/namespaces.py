@@ -92,8 +92,18 @@ def build(hosts: int, link: Link) -> None:
 def reshape(hosts: int, link: Link) -> None:
   """Gives all links another rate, delay or loss."""
   for i in range(hosts):
-    _shape(host_name(i), 'eth0', link)  # what the host sends
-    _shape(_switch_name(), f'port{i}', link)  # what it receives
+    reshape_one(i, link)
+
+
+def reshape_one(host: int, link: Link) -> None:
+  """Gives one host's link another rate, delay or loss."""
+  _shape(host_name(host), 'eth0', link)  # what the host sends
+  _shape(_switch_name(), f'port{host}', link)  # what it receives
+
+
+def plug(host: int, there: bool) -> None:
+  """Cuts a host's link, or mends it."""
+  _run('ip', '-n', _switch_name(), 'link', 'set', f'port{host}', 'up' if there else 'down')
 
 
 def _shape(namespace, device, link):

@@ -31,6 +31,7 @@ class Roster:
 
   A worker that fails is started again, with all others. One that fails twice in a row, the second time at once, or
   whose host cannot start anything, is away: the others go on without it. It is tried again later, and ever more seldom.
+  Where too few would be left, all are started again as often as failures are allowed.
 
   Args:
     workers: how many there are.
@@ -55,6 +56,7 @@ class Roster:
     self._waits: dict[int, float] = {}  # for how long each has been left alone the last time
     self._trial: set[int] = set()  # those that have just come back
     self._suspect: int | None = None  # who has failed the last time
+    self._wrong = False  # whether it was for what was wrong with the arguments; that does not get better
     self.failures = 0
 
   @property
@@ -101,10 +103,11 @@ class Roster:
     """Takes note of an end; returns whether there is another group, `group`."""
     if ended.parted:
       return self._join()
-    if not self.elastic or ended.worker is None or (ended.code == WRONG and ended.seconds < SOON and ended.started):
+    at_once = ended.seconds < SOON
+    wrong, self._wrong = self._wrong, at_once and ended.started and ended.code == WRONG
+    if not self.elastic or ended.worker is None or (wrong and self._wrong):
       self._say_end(ended)
       return False
-    at_once = ended.seconds < SOON
     on_trial = at_once and ended.worker in self._trial
     self.failures += not on_trial
     if self.failures > self._restarts:
@@ -113,9 +116,6 @@ class Roster:
     away = self._gone(ended, on_trial or (at_once and ended.worker == self._suspect))
     self._suspect = ended.worker
     self._trial.clear()
-    if len(self.group()) < self._least:
-      self._say_end(ended, f'fewer than {_count(self._least)} are left')
-      return False
     self._say(f'worker {ended.worker} failed {"again at once" if away else f"after {ended.seconds:.0f} s"}, with '
               f'{ended.how}{", and stays away" if away else ""}; {_count(len(self.group()))} go on from the last '
               f'checkpoint ({self._number(on_trial)})')
@@ -128,6 +128,8 @@ class Roster:
     """Whether a worker that has failed is left out."""
     if not (again or not ended.started or not self._reachable(ended.worker)):
       return False
+    if len(self._fitting(w for w in self._present() if w != ended.worker)) < self._least:
+      return False  # without it there is nothing to do but to try again
     self._leave_alone(ended.worker, self._clock())
     return True
 

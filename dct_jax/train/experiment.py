@@ -76,13 +76,14 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     if FLAGS.resume and not FLAGS.workdir:
       raise app.UsageError('--resume needs the --workdir of the run to resume')
     names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
+    _go_on(names)
     configs = {name: config_of(name) for name in names}
     workers = configs[names[0]].workers * configs[names[0]].get('stages', 1)
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
     _say_beginnings(preflight.place(workdir, names, FLAGS.resume), workdir)
     if FLAGS.launch == 'processes':
       os.environ.setdefault(results.COMMAND, results.running())
-      return _launch(workdir, names, workers, workers // configs[names[0]].workers)
+      return _launch(workdir, workers, configs[names[0]].get('stages', 1))
     begin(workers)
     if jax.process_index() == 0:
       claims.claim(workdir)
@@ -100,14 +101,18 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
   return guarded(run)
 
 
-def _launch(workdir, names, processes, stages):
-  """Runs this script again, in a process for each worker; those that are started anew go on from their checkpoints."""
+def _go_on(names):
+  """A process that a launcher has started again goes on from the last checkpoint, with the workers that there are."""
+  if not int(os.environ.get(launch.STARTS, 0)) or not FLAGS.workdir:
+    return
+  FLAGS['resume'].value = bool(preflight.those_begun(pathlib.Path(FLAGS.workdir), names))
+  devices = int(os.environ['DCT_JAX_NUM_PROCESSES']) * int(os.environ['DCT_JAX_LOCAL_DEVICES'])
+  FLAGS['workers'].value = devices // config_of(names[0]).get('stages', 1)
 
-  def again(processes, starts):
-    resume = ['--resume'] if starts and preflight.those_begun(workdir, names) else []
-    fewer = [f'--workers={processes // stages}'] if starts else []
-    return [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}', *fewer, *resume]
 
+def _launch(workdir, processes, stages):
+  """Runs this script again, in a process for each worker."""
+  again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
   least = None if FLAGS.min_workers is None else FLAGS.min_workers * stages
   return launch.launch(again, processes, failures=launch.Elastic(FLAGS.restarts, least, multiple=stages))
 

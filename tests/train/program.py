@@ -88,7 +88,7 @@ def elastic(program, directory, steps=200, rows=12, seconds=0.0):
                      progress=False, checkpoints=checkpoints, checkpoint_every=20, evaluate=slow, evaluate_every=1)
 
 
-def main(task, directory):
+def main(task, directory, steps=200):
   train.start()
   directory, me = pathlib.Path(directory), jax.process_index()
   if task == 'fail' and me == 1:
@@ -109,7 +109,7 @@ def main(task, directory):
     program.params['w1'] += float(me)
     program.run(1)
   elif task == 'elastic':
-    elastic(program, directory, seconds=0.1)
+    elastic(program, directory, int(steps), seconds=0.1)
   else:  # 'fail' and 'interrupt': until somebody ends it
     print('running', flush=True)
     program.run(10**6, checkpoints=train.Checkpoints(directory / 'saved', {}), log_every=1000,

@@ -93,7 +93,6 @@ def test_groups_are_of_so_many():
 
 @pytest.mark.parametrize(('roster', 'end', 'why'), [
     (Told(2, 0, 2), failed(1), None),
-    (Told(2, 3, 2), failed(1, 1.0, WRONG), 'all end here'),  # wrong arguments do not get better
     (Told(2, 3, 2), Ended(130), None),
     (Told(2, 3, 2), Ended(124), None)])
 def test_what_ends_all(roster, end, why):
@@ -101,10 +100,19 @@ def test_what_ends_all(roster, end, why):
   assert [why in line for line in roster.said] == ([True] if why else [])
 
 
-def test_least():
+def test_wrong_arguments_do_not_get_better_but_a_full_disk_may():
   roster = Told(2, 9, 2)
-  assert roster.goes_on(failed(1)) and not roster.goes_on(failed(1, 1.0))
-  assert roster.said[-1].endswith('all end here: fewer than 2 workers are left')
+  assert roster.goes_on(failed(1, 1.0, WRONG)) and roster.goes_on(failed(0, 100.0, WRONG))
+  assert roster.goes_on(failed(1, 1.0, WRONG)) and not roster.goes_on(failed(0, 1.0, WRONG))
+  assert roster.said[-1].endswith('all end here')
+
+
+def test_least():
+  roster = Told(3, 4, 2)
+  for worker, left in ((1, [0, 1, 2]), (1, [0, 2]), (0, [0, 2]), (0, [0, 2])):
+    assert roster.goes_on(failed(worker, 1.0)) and roster.group() == left
+  assert not roster.goes_on(failed(0))
+  assert roster.said[-1].endswith('all end here: there were 4 restarts already')
 
 
 @pytest.mark.parametrize('bad', [(2, -1, 1), (2, 1, 3), (2, 1, 0), (2, 1, 1, 0), (2, 1, 1, 1, 0.0)])
