@@ -47,8 +47,10 @@ RULES = (SUM, MEAN, MERGE, COPY, RANK, NEVER, INNER)
 class Dealt(NamedTuple):
   """The rule of an array that is dealt out over workers."""
 
-  rows: Callable[[int], int]  # number of workers -> rows of a worker's part
-  move: Callable[[np.ndarray, int, int], np.ndarray]  # (all parts, one after the other; old; new number) -> all parts
+  # The shape of all parts, one after the other, of any number of workers -> the same of another number.
+  shape: Callable[[tuple[int, ...], int], tuple[int, ...]]
+  # (all parts, old number of workers, new number, 'sum' or 'mean' of amounts that stays) -> all parts.
+  move: Callable[[np.ndarray, int, int, str], np.ndarray]
 
 
 State = TypeVar('State')

@@ -64,9 +64,9 @@ class Dealing:
   @property
   def rule(self) -> Dealt:
     """Of arrays with a row for each row of the tables."""
-    return Dealt(lambda workers: deal(self.vocabularies, workers).rows, self._move)
+    return Dealt(lambda shape, workers: (workers * deal(self.vocabularies, workers).rows, *shape[1:]), self._move)
 
-  def _move(self, array, old, new):
+  def _move(self, array, old, new, conserve):
     """Every table as it was, on its new worker; rows that belong to none are zero."""
     there, here = deal(self.vocabularies, old), deal(self.vocabularies, new)
     moved = np.zeros((new * here.rows, *array.shape[1:]), array.dtype)

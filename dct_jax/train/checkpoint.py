@@ -382,8 +382,7 @@ def _compare_arrays(saved, mine, own, old, new):
                        f'the {lacks} does not')
     expected = dict(mine[key])
     if key in own:
-      first, *rest = expected['shape']
-      expected['shape'] = [resharding.length(first, old, new, own[key]), *rest]
+      expected['shape'] = resharding.shape(expected['shape'], old, new, own[key])
     if saved[key] != expected:
       raise ValueError(f'the checkpoint is of another model or optimizer: {key} was '
                        f'{saved[key]}, got {expected} (with {old} workers)')
@@ -399,7 +398,7 @@ def _target(description, sharding):
 
 def _spread(array, old, new, sharding, rule, conserve):
   if isinstance(rule, Dealt):
-    whole = rule.move(np.asarray(array), old, new)
+    whole = rule.move(np.asarray(array), old, new, conserve)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
   rows = array.shape[0] // old
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -40,9 +40,10 @@ def check(rules: Iterable[Rule], old: int, new: int) -> None:
                      f'another number, got {old=} and {new=}')
 
 
-def length(first: int, old: int, new: int, rule: Rule) -> int:
-  """How long an array of `old` workers was that has `first` rows on `new` workers."""
-  return rule.rows(old) * old if isinstance(rule, Dealt) else first // new * old
+def shape(new_shape: Sequence[int], old: int, new: int, rule: Rule) -> list[int]:
+  """The shape that an array has with `old` workers."""
+  first, *rest = new_shape
+  return list(rule.shape((first, *rest), old)) if isinstance(rule, Dealt) else [first // new * old, *rest]
 
 
 def reshard(array: np.ndarray, old: int, new: int, worker: int, rule: Rule,

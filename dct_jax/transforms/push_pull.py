@@ -13,13 +13,21 @@ from dct_jax import axes, kernels
 from dct_jax.collectives.owners import Answers, Arrived, Owners
 from dct_jax.compressors import empty_residual
 from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Packed, Receipt, Room, Size, Stats
-from dct_jax.state import NEVER, find, own
+from dct_jax.state import COPY, RANK, find, own
 from dct_jax.transforms import checks
 from dct_jax.transforms.compressed_mean import POLICIES, no_receipt, no_stats, stop_if_bad, unless
+from dct_jax.transforms.slices import Whole, of_messages, slice_size, whole
 from dct_jax.transport import Transport
 
 
-@own(worker=NEVER, push_residual=NEVER, push=NEVER, pull_residual=NEVER, pull=NEVER, optimizer=NEVER)
+def _if_kept(residual, rules):
+  return rules if residual else []  # without feedback there is none
+
+
+@own(worker=RANK, push_residual=lambda state: _if_kept(state.push_residual, state.whole.of_pushes()),
+     push=lambda state: of_messages(state.push), pull=COPY,
+     pull_residual=lambda state: _if_kept(state.pull_residual, state.whole.of_layers()),
+     optimizer=lambda state: state.whole.of_optimizer())
 class PushPullState(NamedTuple):
   """State of `push_pull`. What is of owners has a slice on each worker."""
 
@@ -35,6 +43,7 @@ class PushPullState(NamedTuple):
   push_receipt: Receipt
   pull_receipt: Receipt
   dense_bytes: jax.Array  # what a worker would send uncompressed: all values out, its slice back
+  whole: Whole  # static: what the slices are of
 
   def metrics(self) -> dict[str, jax.Array]:
     """Bytes of one worker in the last step, by direction."""
@@ -181,7 +190,10 @@ class _Plan(NamedTuple):
         optimizer=self.optimizer.init(jax.tree.unflatten(structure, one)),
         owners=self.owners.init(sizes.push, sizes.pull), stats=no_stats(),
         push_receipt=no_receipt(), pull_receipt=no_receipt(),
-        dense_bytes=jnp.float32(4 * (1 + 1 / self.workers) * sum(x.size for x in layers)))
+        dense_bytes=self.dense_bytes(x.size for x in layers), whole=whole(layers, structure, self.optimizer))
+
+  def dense_bytes(self, sizes) -> jax.Array:
+    return jnp.float32(4 * (1 + 1 / self.workers) * sum(sizes))
 
   def push(self, layers, state, worker, sizes) -> tuple[Packed, Arrived]:
     """Compresses gradients slice by slice, and adds up what comes for this worker's own."""
@@ -228,7 +240,8 @@ class _Plan(NamedTuple):
           mode, pushed.message, pushed.residual, state.push)
     return PushPullState(
         state.step + 1, worker.reshape(1), push_residual, pushed.state, answer.residual or (), answer.state,
-        optimizer_state, answers.state, state.stats, answers.push, answers.pull, state.dense_bytes)
+        optimizer_state, answers.state, state.stats, answers.push, answers.pull,
+        self.dense_bytes(state.whole.layers), state.whole)
 
 
 def server_params(params: Any, state: Any) -> Any:
@@ -250,10 +263,6 @@ def server_params(params: Any, state: Any) -> Any:
   ahead = [x + from_slices(e, x.shape).astype(x.dtype)
            for x, e in zip(leaves, found[0].pull_residual, strict=True)]
   return jax.tree.unflatten(structure, ahead)
-
-
-def slice_size(size: int, workers: int) -> int:
-  return -(-size // workers)
 
 
 def to_slices(x: jax.Array, workers: int) -> jax.Array:

@@ -297,10 +297,10 @@ def test_bad_arguments():
     dct_jax.server_params(params_like(), optax.sgd(0.1).init(params_like()))
 
 
-def test_a_checkpoint_restores_it_bit_for_bit(tmp_path):
-  """And another number of workers is refused, by name: slices are dealt out."""
-  def start(workers):
-    tx = dct_jax.push_pull(ternary(), ternary(), optax.adam(0.1), 'data', workers=workers)
+def saved_push_pull(tmp_path, optimizer=None):
+  """A function that starts one, and a state of two workers that was saved after three steps."""
+  def start(workers, kind=ternary):
+    tx = dct_jax.push_pull(kind(), kind(), optimizer or optax.adam(0.1), 'data', workers=workers)
     return tx, dct_jax.make_mesh(workers), *dct_jax.init(tx, params_like(), dct_jax.make_mesh(workers))
 
   tx, mesh, params, state, specs = start(2)
@@ -309,15 +309,43 @@ def test_a_checkpoint_restores_it_bit_for_bit(tmp_path):
       in_specs=(P(), specs, P('data')), out_specs=specs))
   for grads in gradients(2, 3):
     state = jax.block_until_ready(step(params, state, grads))
-  checkpoints = train.Checkpoints(tmp_path, {})
-  checkpoints.save(3, params, state)
+  train.Checkpoints(tmp_path, {}).save(3, params, state)
+  return start, params, state, specs, mesh
+
+
+def test_a_checkpoint_restores_it_bit_for_bit(tmp_path):
+  _, params, state, specs, mesh = saved_push_pull(tmp_path)
   _, again, at = train.Checkpoints(tmp_path, {}).restore(params, state, specs, mesh)
   assert at == 3
   for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
     np.testing.assert_array_equal(x, y)
-  _, mesh, params, state, specs = start(4)
-  with pytest.raises(ValueError, match='slices of push_pull .* cannot be restored onto another number'):
-    train.Checkpoints(tmp_path, {}).restore(params, state, specs, mesh)
+
+
+def test_slices_go_to_another_number_of_workers(tmp_path):
+  """The owners' model and their optimizer as they were, sums of what was not pushed yet unchanged; and it goes on."""
+  start, params, state, _, _ = saved_push_pull(tmp_path)
+  shapes = [x.shape for x in jax.tree.leaves(params)]
+  entries = lambda slices, shape: np.asarray(slices).reshape(-1)[:int(np.prod(shape))]
+  for workers in (3, 1):
+    tx, mesh, fresh, empty, specs = start(workers)
+    same, moved, _ = train.Checkpoints(tmp_path, {}).restore(fresh, empty, specs, mesh)
+    for x, y in zip(jax.tree.leaves(dct_jax.server_params(params, state)),
+                    jax.tree.leaves(dct_jax.server_params(same, moved)), strict=True):
+      np.testing.assert_array_equal(x, y)
+    for name in ('mu', 'nu'):
+      there, here = (jax.tree.leaves(getattr(s.optimizer[0], name)) for s in (state, moved))
+      for x, y, shape in zip(there, here, shapes, strict=True):
+        np.testing.assert_array_equal(entries(x, shape), entries(y, shape))
+    for x, y, shape in zip(state.push_residual, moved.push_residual, shapes, strict=True):
+      sums = [np.stack([entries(part, shape) for part in np.split(np.asarray(r), n)]).sum(0)
+              for r, n in ((x, 2), (y, workers))]
+      np.testing.assert_allclose(*sums, rtol=1e-6, atol=1e-7)
+    assert any(np.any(x) for x in moved.push_residual)
+    assert np.asarray(moved.worker).tolist() == list(range(workers)) and moved.step == 3
+    after = jax.jit(jax.shard_map(
+        lambda p, s, g: tx.update(jax.tree.map(lambda x: x[0], g), s, p)[1], mesh=mesh,
+        in_specs=(P(), specs, P('data')), out_specs=specs))(same, moved, next(iter(gradients(workers, 1))))
+    assert after.step == 4 and after.dense_bytes == empty.dense_bytes
 
 
 def test_every_message_is_rounded_with_random_numbers_of_its_own():
