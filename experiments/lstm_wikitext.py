@@ -40,7 +40,7 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/lstm_wikite
     'evaluate_every': (int, 'Number of steps between two evaluations.'),
     'checkpoint_every': (int, 'Number of steps between two checkpoints; the end and Ctrl-C make one anyway.'),
 } | sparse.SELECTION_FLAGS)
-FREE = ('data', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
+FREE = ('data', 'workers', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
 
 
 def load(config):
