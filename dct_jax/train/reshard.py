@@ -29,7 +29,8 @@ def between_groups(rule: Rule) -> Rule:
   Groups that join have the mean of their parameters, and so of what is still to be added to them; a group that is new
   is a copy. A worker's number is its number inside the group.
   """
-  return {SUM: MERGE, MEAN: MERGE, RANK: COPY}.get(rule, rule)
+  known: dict[Rule, Rule] = {SUM: MERGE, MEAN: MERGE, RANK: COPY}
+  return known.get(rule, rule)
 
 
 def check(rules: Iterable[Rule], old: int, new: int) -> None:
