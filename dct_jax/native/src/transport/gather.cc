@@ -51,7 +51,7 @@ ffi::Error ScatterMessages(ffi::Buffer<ffi::U32> messages, ffi::ResultBuffer<ffi
     }
     auto row = [&](int64_t w) { return messages.typed_data() + w * capacity; };
     std::vector<Incoming> in = exchanging(*on, [&] {
-      on->begin(kScatterKind);
+      on->begin(kScatterKind, "messages to their owners");
       auto pieces = [&](int peer) -> std::vector<Piece> {
         return {{row(peer), 4 * used_words(row(peer), capacity)}};
       };
@@ -85,7 +85,7 @@ std::vector<uint32_t> used_words(ffi::Buffer<ffi::U32>& message) {
 }
 
 void Gathering::run(Channel& channel) {
-  channel.begin(kGatherKind);
+  channel.begin(kGatherKind, "an all-gather of messages");
   std::vector<Incoming> in = channel.gather({{own_.data(), int64_t(4 * own_.size())}}, bulk_, 4 * most_words_);
   frames_.resize(size_t(channel.size()));
   for (Incoming& i : in) {
