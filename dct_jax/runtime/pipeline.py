@@ -27,6 +27,7 @@ from dct_jax.train import step as steps
 from dct_jax.transforms import init
 from dct_jax.transport import Transport, local_links, open_links
 
+TOLD = 1 << 20  # bytes that a stage's metrics may take
 ACTIVATION = ('forward_bytes', 'backward_bytes', 'dense_bytes')
 SUMS = (*steps.BYTES, *(f'activation_{name}' for name in ACTIVATION), 'row_bytes', 'shared_bytes', 'drained')
 
@@ -247,7 +248,7 @@ class Pipeline:
             for s, metrics in found.items()}
     for (_, s), worker in self._crew.items():
       worker.links.tell(told[s])
-    heard = [worker.links.hear(told[s]) for (_, s), worker in self._crew.items()]
+    heard = [worker.links.hear(told[s], TOLD) for (_, s), worker in self._crew.items()]
     by_stage = [json.loads(message) for message in heard[0]]
     out = dict(by_stage[-1])
     for name in {k for metrics in by_stage for k in metrics} & set(SUMS):

@@ -34,12 +34,12 @@ _started: Cluster | None = None
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   """Defines --coordinator, --num_processes, --process_id, --local_devices, --interface and --tls."""
-  for name, text in [('coordinator', 'Address host:port of process 0; the same on all processes.'),
-                     ('interface', 'Network interface of this host, or its address, at which other processes reach '
-                                   'this one; unless given, the one that reaches the coordinator.'),
-                     ('tls', 'Directory with certificate.pem, key.pem and authority.pem, to encrypt what transports '
-                             'send; nothing is encrypted unless given.')]:
-    flags.DEFINE_string(name, None, text, flag_values=values)
+  flags.DEFINE_string('coordinator', None, 'Address host:port of process 0; the same on all processes.',
+                      flag_values=values)
+  flags.DEFINE_string('interface', None, 'Network interface of this host, or its address, at which other processes '
+                      'reach this one; unless given, the one that reaches the coordinator.', flag_values=values)
+  flags.DEFINE_string('tls', None, 'Directory with certificate.pem, key.pem and authority.pem, to encrypt what '
+                      'transports send; nothing is encrypted unless given.', flag_values=values)
   for name, least, text in [('num_processes', 1, 'Number of processes that train together.'),
                             ('process_id', 0, 'Number of this process, from 0.'),
                             ('local_devices', 1, 'Number of CPU devices of this process.')]:

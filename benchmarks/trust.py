@@ -1,0 +1,156 @@
+"""What it costs to believe nothing: `python benchmarks/trust.py`.
+
+Processes on the loopback interface, where the network is as fast as memory and a check costs most. The same training
+step as in benchmarks/step.py, over our own transport: with checksums in frames and without, and encrypted; and a dense
+exchange alone, which does nothing but send. Contenders take turns, in an order that moves on by one each time, and
+are compared by medians over the same rounds. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+import step as steps
+from absl import app, flags
+from timing import table
+
+import dct_jax
+from dct_jax import train
+from dct_jax.train.launch import launch
+from dct_jax.transport import Tls, reduce_stream
+from dct_jax.wire.exchanges import Algorithm, Settings
+
+VALUES_OF_EXCHANGE = flags.DEFINE_integer('values_of_exchange', 2**20, 'Number of float32 values of the dense exchange.')
+CERTIFICATES = flags.DEFINE_string('certificates', None, 'Internal: the directory of the certificates.')
+
+# Name -> what its transport is told. Frames are checked unless DCT_JAX_FRAME_CRC=0 says that only their cost matters.
+CONTENDERS: dict[str, dict] = {
+    'plain': {'environment': {'DCT_JAX_FRAME_CRC': '0'}},
+    'crc': {},
+    'tls': {'encrypted': True},
+}
+
+
+def open_transport(mesh, environment=None, encrypted=False):
+  """A transport, and a function that opens channels of it under its environment."""
+  tls = Tls.of(CERTIFICATES.value) if encrypted else None
+  return dct_jax.connect(mesh, tls=tls), environment or {}
+
+
+class Environment:
+  """Variables of the environment, for as long as channels are opened."""
+
+  def __init__(self, values):
+    self._values = values
+
+  def __enter__(self):
+    os.environ.update(self._values)
+
+  def __exit__(self, *unused):
+    for name in self._values:
+      del os.environ[name]
+
+
+def step_over(transport, mesh) -> Callable[[dict], dict]:
+  """The step of DCT in benchmarks/step.py; messages go to everybody, as `auto` chooses on a fast network."""
+  mean = dct_jax.dct_dp(
+      steps.SPARSITY.value, steps.LIFESPAN.value, 'data', value_codec=steps.VALUES.value,
+      tracking=steps.TRACKING.value, dense_below=0, collective=dct_jax.sparse_all_reduce('all_gather', transport))
+  return steps.jax_step(optax.chain(mean, optax.sgd(0.01)), mesh, transport)
+
+
+def dense_step_over(transport, mesh) -> Callable[[dict], dict]:
+  """The same with a dense mean, which sends some 60 times as much."""
+  mean = dct_jax.compressed_mean(dct_jax.identity(), dct_jax.psum(transport), 'data')
+  return steps.jax_step(optax.chain(mean, optax.sgd(0.01)), mesh, transport)
+
+
+def exchange_over(transport) -> Callable[[], object]:
+  """A dense sum, alone."""
+  size, channel = VALUES_OF_EXCHANGE.value, transport.open()
+  call = jax.jit(lambda x: reduce_stream(
+      jnp.zeros(0, jnp.uint32), x, size, size, channel, Settings(), algorithm=int(Algorithm.DENSE))[1])
+  x = jnp.ones(size, jnp.float32)
+  return lambda: jax.block_until_ready(call(x))
+
+
+def time_in_turns(calls: dict[str, Callable], arguments) -> dict[str, float]:
+  """Median seconds of each contender; a call waits for its result."""
+  times: dict[str, list[float]] = {name: [] for name in calls}
+  names = list(calls)
+  for turn, args in enumerate(arguments):
+    for name in names[turn % len(names):] + names[:turn % len(names)]:
+      begin = time.perf_counter()
+      calls[name](*args)
+      times[name].append(time.perf_counter() - begin)
+  return {name: statistics.median(t[len(t) // 10 + 1:]) for name, t in times.items()}
+
+
+def worker():
+  train.start(**train.flag_values())
+  warnings.simplefilter('ignore', RuntimeWarning)  # that frames are not checked is what is measured
+  mesh = dct_jax.make_mesh()
+  transports, groups = {}, {'DCT step': {}, 'dense step': {}, 'dense exchange': {}}
+  for name, options in CONTENDERS.items():
+    transports[name], environment = open_transport(mesh, **options)
+    with Environment(environment):
+      groups['DCT step'][name] = step_over(transports[name], mesh)
+      groups['dense step'][name] = dense_step_over(transports[name], mesh)
+      groups['dense exchange'][name] = exchange_over(transports[name])
+  local = slice(jax.process_index() * steps.BATCH.value, (jax.process_index() + 1) * steps.BATCH.value)
+  place = lambda batch: train.shard_batch(jax.tree.map(lambda x: x[local], batch), mesh)
+  batches = lambda count, seed: ((place(b),) for b in steps.make_batches(count, mesh.size, seed))
+  time_in_turns(groups['DCT step'], batches(steps.WARM_UP.value, 2))  # until residuals are full
+  found = {group: time_in_turns(calls, batches(steps.ROUNDS.value, 3) if 'step' in group
+                                else ((),) * steps.ROUNDS.value) for group, calls in groups.items()}
+  if jax.process_index() == 0:
+    report(found, {name: t.traffic() for name, t in transports.items()})
+
+
+def report(found, traffic):
+  ratios = {group: {name: seconds / medians['plain'] for name, seconds in medians.items()}
+            for group, medians in found.items()}
+  rows = [('', *(f'{name}, ms' for name in CONTENDERS), *(f'{name} over plain' for name in CONTENDERS if name != 'plain'))]
+  for group, medians in found.items():
+    rows.append((group, *(f'{1e3 * medians[name]:.2f}' for name in CONTENDERS),
+                 *(f'{ratios[group][name]:.3f}' for name in CONTENDERS if name != 'plain')))
+  table(f'{steps.PROCESSES.value} processes, DLRM MLPs, batch {steps.BATCH.value}; the exchange has '
+        f'{VALUES_OF_EXCHANGE.value:,} values', rows)
+  print('bytes sent:', {name: f'{t.sent_bytes:,}' for name, t in traffic.items()})
+  keys = {'DCT step': '', 'dense step': '_dense', 'dense exchange': '_exchange'}
+  print(json.dumps({f'{name}_over_plain{keys[group]}': round(ratio, 3) for group, some in ratios.items()
+                    for name, ratio in some.items() if name != 'plain'}), flush=True)
+
+
+def make_certificates(directory):
+  """An authority and one certificate for all workers, as docs/security.md has it."""
+  run = lambda *words: subprocess.run(['openssl', *words], cwd=directory, check=True, capture_output=True)
+  curve = ('-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes')
+  run('req', '-x509', *curve, '-keyout', 'authority.key', '-out', 'authority.pem', '-days', '2', '-subj', '/CN=run')
+  run('req', *curve, '-keyout', 'key.pem', '-out', 'request.pem', '-subj', '/CN=worker')
+  run('x509', '-req', '-in', 'request.pem', '-CA', 'authority.pem', '-CAkey', 'authority.key', '-CAcreateserial',
+      '-days', '2', '-out', 'certificate.pem')
+
+
+def main(argv):
+  if steps.WORKER.value:
+    return worker()
+  with tempfile.TemporaryDirectory() as directory:
+    make_certificates(directory)
+    command = [sys.executable, *argv[:1], '--worker', *sys.argv[1:], f'--certificates={directory}']
+    sys.exit(launch(command, steps.PROCESSES.value))
+
+
+if __name__ == '__main__':
+  app.run(main)
