@@ -88,7 +88,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
     _set_devices(cluster.local_devices)
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   if cluster.coordinator is not None:
-    jax.distributed.initialize(*cluster[:3], coordinator_bind_address=_bind_address(cluster.coordinator))
+    jax.distributed.initialize(*cluster[:3], **_bind_address(cluster))
   else:
     _detect()
   _started = cluster
@@ -96,12 +96,13 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
     atexit.register(_leave_if_failed)  # before JAX's own handler: the last registered runs first
 
 
-def _bind_address(coordinator):
+def _bind_address(cluster):
   """Where process 0 listens: at the address that was given, not at all that this host has."""
-  host = coordinator.rpartition(':')[0].strip('[]')
-  if addresses.listens_for_all(host):
-    return coordinator
-  return None  # it is another host's, or this one's under a name that only others know
+  if cluster.process_id or os.environ.get('JAX_COORDINATOR_BIND_ADDRESS'):
+    return {}
+  if addresses.listens_for_all(cluster.coordinator.rpartition(':')[0].strip('[]')):
+    return {'coordinator_bind_address': cluster.coordinator}
+  return {}  # this host has it under a name, or behind a gateway, that only others know
 
 
 def _leave_if_failed():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 COUNT = struct.Struct('<I')
-DIMENSIONS = 8  # that an array may have
+DIMENSIONS, ENTRIES = 8, 1 << 31  # of an array: it has no more of the former, and fewer of the latter
 
 
 class Parcel(NamedTuple):
@@ -78,6 +78,8 @@ def unpack(data: bytes, dtype: np.dtype | str, *, scales: str = 'none', masked: 
   if not 1 <= dimensions <= DIMENSIONS:
     raise ValueError(f'activations have 1 to {DIMENSIONS} dimensions, got {dimensions}')
   shape = tuple(int(n) for n in read(dimensions, np.uint32))
+  if math.prod(max(1, n) for n in shape) >= ENTRIES:  # NumPy takes no larger ones, empty or not
+    raise ValueError(f'activations have fewer than {ENTRIES} entries, got {shape=}')
   rows = shape[:-1]
   if mask is not None and mask.shape != shape:
     raise ValueError(f'a gradient must have the shape of its activation, got {shape=} and {mask.shape=}')

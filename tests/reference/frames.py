@@ -118,6 +118,10 @@ def _indices(words, codec, rice, count, size):
     raise Refused('indices') from error
   if used != len(section) or any(gap < 0 for gap in wire.gaps_of(indices)) or indices[-1] >= size:
     raise Refused('indices')
+  if codec == 4:  # as many ones as indices; other padding means nothing
+    unary = section[:len(section) - -(-count * rice // 32)]
+    if sum(word.bit_count() for word in unary) != count:
+      raise Refused('indices')
   return np.array(indices, np.int64)
 
 
@@ -143,3 +147,58 @@ def read_message(body):
   if len(body) < 24 or len(body) != 4 * int.from_bytes(body[4:8], 'little'):
     raise Refused('length of the message')
   return np.frombuffer(bytes(body), np.uint32)
+
+
+def read_activation(data, dtype, scales, masked, mask=None):
+  """Values, scale and length of what crosses a cut, at the beginning of `data`; bit by bit."""
+  dtype, at = np.dtype(dtype), 0
+
+  def take(count):
+    nonlocal at
+    if at + count > len(data):
+      raise Refused('cut off')
+    at += count
+    return data[at - count:at]
+
+  dimensions = int.from_bytes(take(4), 'little')
+  if not 1 <= dimensions <= 8:
+    raise Refused('dimensions')
+  shape = [int.from_bytes(take(4), 'little') for _ in range(dimensions)]
+  nonzero = 1
+  for n in shape:
+    nonzero *= max(1, n)
+  if nonzero >= 1 << 31:
+    raise Refused('too large')
+  if mask is not None and list(mask.shape) != shape:
+    raise Refused('another shape')
+  *rows, width = shape
+  count = 1
+  for n in rows:
+    count *= n
+  crossing = None if mask is None else mask.reshape(-1).tolist()
+  if masked:
+    line, crossing = -(-width // 8), []
+    bitmap = take(count * line)
+    for row in range(count):
+      for j in range(8 * line):
+        bit = bitmap[row * line + j // 8] >> (7 - j % 8) & 1
+        if j < width:
+          crossing.append(bool(bit))
+        elif bit:
+          raise Refused('bits behind the end')
+  scale = None
+  if scales != 'none':
+    scale = np.frombuffer(take(4 * (count if scales == 'rows' else 1)), np.float32)
+    if any(m < 0 or np.isinf(m) or (m == 0 and np.signbit(m)) for m in scale.tolist()):
+      raise Refused('scale')
+  number = count * width if crossing is None else sum(crossing)
+  values = np.frombuffer(take(number * dtype.itemsize), dtype)
+  if dtype == np.int8 and -128 in values.tolist():
+    raise Refused('code')
+  if crossing is None:
+    return values, scale, at
+  out, following = np.zeros(len(crossing), dtype), iter(values)
+  for i, there in enumerate(crossing):
+    if there:
+      out[i] = next(following)
+  return out, scale, at

@@ -192,4 +192,10 @@ class FrameReader {
   int64_t got_ = 0;
 };
 
+// Whether a body is one whole message of a compressor: what lies behind a shorter one would be taken for its rest.
+inline bool whole_message(const Block<uint8_t>& body) {
+  const auto* words = reinterpret_cast<const uint32_t*>(body.begin());
+  return body.size >= 4 * kHeader && body.size == 4 * int64_t(words[word::kLength]);
+}
+
 }  // namespace dct
