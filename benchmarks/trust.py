@@ -31,7 +31,7 @@ from dct_jax.train.launch import launch
 from dct_jax.transport import Tls, reduce_stream
 from dct_jax.wire.exchanges import Algorithm, Settings
 
-VALUES_OF_EXCHANGE = flags.DEFINE_integer('values_of_exchange', 2**20, 'Number of float32 values of the dense exchange.')
+VALUES = flags.DEFINE_integer('values', 2**20, 'Number of float32 values of the dense exchange.')
 CERTIFICATES = flags.DEFINE_string('certificates', None, 'Internal: the directory of the certificates.')
 
 # Name -> what its transport is told. Frames are checked unless DCT_JAX_FRAME_CRC=0 says that only their cost matters.
@@ -78,7 +78,7 @@ def dense_step_over(transport, mesh) -> Callable[[dict], dict]:
 
 def exchange_over(transport) -> Callable[[], object]:
   """A dense sum, alone."""
-  size, channel = VALUES_OF_EXCHANGE.value, transport.open()
+  size, channel = VALUES.value, transport.open()
   call = jax.jit(lambda x: reduce_stream(
       jnp.zeros(0, jnp.uint32), x, size, size, channel, Settings(), algorithm=int(Algorithm.DENSE))[1])
   x = jnp.ones(size, jnp.float32)
@@ -121,16 +121,17 @@ def worker():
 def report(found, traffic):
   ratios = {group: {name: seconds / medians['plain'] for name, seconds in medians.items()}
             for group, medians in found.items()}
-  rows = [('', *(f'{name}, ms' for name in CONTENDERS), *(f'{name} over plain' for name in CONTENDERS if name != 'plain'))]
+  others = [name for name in CONTENDERS if name != 'plain']
+  rows = [('', *(f'{name}, ms' for name in CONTENDERS), *(f'{name} over plain' for name in others))]
   for group, medians in found.items():
     rows.append((group, *(f'{1e3 * medians[name]:.2f}' for name in CONTENDERS),
-                 *(f'{ratios[group][name]:.3f}' for name in CONTENDERS if name != 'plain')))
+                 *(f'{ratios[group][name]:.3f}' for name in others)))
   table(f'{steps.PROCESSES.value} processes, DLRM MLPs, batch {steps.BATCH.value}; the exchange has '
-        f'{VALUES_OF_EXCHANGE.value:,} values', rows)
+        f'{VALUES.value:,} values', rows)
   print('bytes sent:', {name: f'{t.sent_bytes:,}' for name, t in traffic.items()})
   keys = {'DCT step': '', 'dense step': '_dense', 'dense exchange': '_exchange'}
   print(json.dumps({f'{name}_over_plain{keys[group]}': round(ratio, 3) for group, some in ratios.items()
-                    for name, ratio in some.items() if name != 'plain'}), flush=True)
+                    for name, ratio in some.items() if name in others}), flush=True)
 
 
 def make_certificates(directory):

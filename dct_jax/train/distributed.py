@@ -58,8 +58,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
 
   What is not given is taken from the environment variables DCT_JAX_COORDINATOR,
   DCT_JAX_NUM_PROCESSES, DCT_JAX_PROCESS_ID and DCT_JAX_LOCAL_DEVICES, which `dct_jax.train.launch`
-  sets, and from DCT_JAX_INTERFACE and DCT_JAX_TLS. If they are silent too, JAX looks for a cluster that it knows (Slurm, Open MPI, Cloud TPU,
-  ...) and otherwise this is the only process. It also keeps freed memory
+  sets, and from DCT_JAX_INTERFACE and DCT_JAX_TLS. If they are silent too, JAX looks for a cluster
+  that it knows (Slurm, Open MPI, Cloud TPU, ...) and otherwise this is the only process. It also keeps freed memory
   for later arrays (`train.memory`). A second call with the same values does nothing.
 
   Args:

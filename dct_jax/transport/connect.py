@@ -248,7 +248,7 @@ def _blamed(who):
 def _share(text: str) -> tuple[list[str], bytes]:
   """Every process's text, by its number; and a token that nobody else can know, made of all their random numbers.
 
-  Both go through JAX's own collective, the first exchange between processes, which the coordinator has brought together.
+  Both go through JAX's own collective, the first exchange between processes that the coordinator has brought together.
   """
   address = text.encode().ljust(ADDRESS)
   if len(address) != ADDRESS:

@@ -135,8 +135,9 @@ def write_parcel(size, values, indices=None, codec='int32', accounts=(0,) * 8):
     return PARCEL.pack(SPARSE, 0, 0, 0, 0, 0, *accounts)
   if codec == 'rice':
     rice = wire.rice_parameter(indices, size)
-  words = {'int32': lambda: indices, 'gap16': lambda: wire.gap16_section(indices),
-           'bitmap': lambda: wire.bitmap_section(indices, size), 'rice': lambda: wire.rice_section(indices, rice)}[codec]()
+  write = {'int32': lambda: indices, 'gap16': lambda: wire.gap16_section(indices),
+           'bitmap': lambda: wire.bitmap_section(indices, size), 'rice': lambda: wire.rice_section(indices, rice)}
+  words = write[codec]()
   number = next(k for k, name in CODECS.items() if name == codec)
   head = PARCEL.pack(SPARSE, number, rice, 0, len(indices), len(words), *accounts)
   return head + np.array(words, np.uint32).tobytes() + values.tobytes()
@@ -179,7 +180,7 @@ def read_activation(data, dtype, scales, masked, mask=None):
   if masked:
     line, crossing = -(-width // 8), []
     bitmap = take(count * line)
-    for row in range(count):
+    for row in range(count if width else 0):
       for j in range(8 * line):
         bit = bitmap[row * line + j // 8] >> (7 - j % 8) & 1
         if j < width:

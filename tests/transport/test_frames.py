@@ -1,4 +1,4 @@
-"""Frames: their checksum, and what honest workers send, against the oracle that docs/wire_format.md has been made into."""
+"""Frames: their checksum, and what honest workers send, against the oracle of docs/wire_format.md."""
 
 import re
 import socket

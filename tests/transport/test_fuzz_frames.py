@@ -1,4 +1,4 @@
-"""Some ten thousand broken frames in every run: no byte is read out of bounds, and the oracle takes them for the same."""
+"""Some ten thousand broken frames in every run: no byte out of bounds is read, and the oracle reads the same."""
 
 import pathlib
 import re

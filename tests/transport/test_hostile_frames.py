@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 import workers
-
 from reference import frames as oracle
 
 from dct_jax import native, transport
@@ -67,7 +66,8 @@ class Liar:
     mine, self._socket = socket.socketpair()
     self._socket.settimeout(20)
     order = slice(None, None, -1 if first else 1)
-    self.channel = native.module().open_channel(int(first), [-1, mine.detach()][order], ['me', 'liar'][order], 10.0, 20.0, True)
+    self.channel = native.module().open_channel(
+        int(first), [-1, mine.detach()][order], ['me', 'liar'][order], 10.0, 20.0, True)
     self._thread = threading.Thread(target=self._lie, args=(answers,))
 
   def __enter__(self):
@@ -261,8 +261,8 @@ def test_no_bit_of_a_frame_flips_unnoticed():
   heads = {*range(FRAME_BITS)} - {*inside}
   for bit in sorted(heads | {*inside[::7]}):
     text = error_against(flipped(bit), algorithm='all_gather', settings=Settings('int32'))
-    assert re.search(r'worker 1 \(liar\) sent a frame that was damaged on its way: (its checksum|the checksum of its head)'
-                     r' is wrong \(exchange 1: all_gather of 50 coordinates\)', text), bit
+    assert re.search(r'worker 1 \(liar\) sent a frame that was damaged on its way: (its checksum|the checksum of its '
+                     r'head) is wrong \(exchange 1: all_gather of 50 coordinates\)', text), bit
 
 
 @pytest.mark.parametrize(('magic', 'ahead', 'error'), [

@@ -280,12 +280,12 @@ def test_descriptors_of_strangers_are_closed(honest):
 
 @pytest.mark.slow
 def test_a_run_goes_on_among_strangers(tmp_path):
-  """Two processes that train, and a third program that tries all ports of theirs from their first moment to their last."""
+  """Two processes that train, and strangers at all of their ports from the first moment to the last."""
   program = str(ROOT / 'tests/transport/process.py')
   place = os.environ | launch._place(None, 2, 1) | {'PYTHONPATH': str(ROOT)}
   children = [subprocess.Popen(
-      [sys.executable, program, 'among_strangers', str(tmp_path)], env=place | {'DCT_JAX_PROCESS_ID': str(i)}, text=True,
-      stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for i in range(2)]
+      [sys.executable, program, 'among_strangers', str(tmp_path)], env=place | {'DCT_JAX_PROCESS_ID': str(i)},
+      text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for i in range(2)]
   ports, begun = tmp_path / 'ports', time.monotonic()
   attacked, met = set(), []
 

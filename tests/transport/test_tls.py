@@ -1,4 +1,4 @@
-"""Encrypted connections: the same exchanges, certificates that are asked for on both sides, nothing readable between."""
+"""Encrypted connections: the same exchanges, certificates on both sides, nothing that can be read between."""
 
 import shutil
 import socket
