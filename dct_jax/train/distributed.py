@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 from absl import flags, logging
 
-from dct_jax.train import memory
+from dct_jax.train import lifeline, memory
 from dct_jax.transport import addresses
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
@@ -59,8 +59,9 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
   What is not given is taken from the environment variables DCT_JAX_COORDINATOR,
   DCT_JAX_NUM_PROCESSES, DCT_JAX_PROCESS_ID and DCT_JAX_LOCAL_DEVICES, which `dct_jax.train.launch`
   sets, and from DCT_JAX_INTERFACE and DCT_JAX_TLS. If they are silent too, JAX looks for a cluster
-  that it knows (Slurm, Open MPI, Cloud TPU, ...) and otherwise this is the only process. It also keeps freed memory
-  for later arrays (`train.memory`). A second call with the same values does nothing.
+  that it knows (Slurm, Open MPI, Cloud TPU, ...) and otherwise this is the only process. It also
+  keeps freed memory for later arrays (`train.memory`), and ends this process if its launcher is gone
+  (`train.lifeline`). A second call with the same values does nothing.
 
   Args:
     coordinator: host:port at which process 0 listens, and nowhere else.
@@ -84,6 +85,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
     return
   memory.keep()
   addresses.settle(addresses.Place(cluster.coordinator, cluster.interface, cluster.tls))
+  lifeline.watch()
   if cluster.local_devices is not None:
     _set_devices(cluster.local_devices)
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')

@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent import futures
 
+import certificates
 import pytest
 
 from dct_jax.train import launch
@@ -279,10 +280,14 @@ def test_descriptors_of_strangers_are_closed(honest):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_among_strangers(tmp_path):
+@pytest.mark.parametrize('encrypted', [False, True])
+def test_a_run_goes_on_among_strangers(tmp_path, encrypted):
   """Two processes that train, and strangers at all of their ports from the first moment to the last."""
   program = str(ROOT / 'tests/transport/process.py')
   place = os.environ | launch._place(None, 2, 1) | {'PYTHONPATH': str(ROOT)}
+  if encrypted:
+    certificates.make_authority(tmp_path)
+    place['DCT_JAX_TLS'] = str(tmp_path)
   children = [subprocess.Popen(
       [sys.executable, program, 'among_strangers', str(tmp_path)], env=place | {'DCT_JAX_PROCESS_ID': str(i)},
       text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for i in range(2)]

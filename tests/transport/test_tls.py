@@ -1,12 +1,11 @@
 """Encrypted connections: the same exchanges, certificates on both sides, nothing that can be read between."""
 
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 
+import certificates
 import numpy as np
 import pytest
 import workers
@@ -18,27 +17,14 @@ from dct_jax.transport.tls import Relay, Tls
 TOKEN = b'token of the run'
 
 
-def make_authority(directory):
-  """An authority, and the certificates of a worker that it has signed; as docs/security.md has it."""
-  run = lambda *words: subprocess.run(['openssl', *words], cwd=directory, check=True, capture_output=True)
-  curve = ('-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes')
-  run('req', '-x509', *curve, '-keyout', 'authority.key', '-out', 'authority.pem', '-days', '30', '-subj', '/CN=run')
-  run('req', *curve, '-keyout', 'key.pem', '-out', 'request.pem', '-subj', '/CN=worker')
-  run('x509', '-req', '-in', 'request.pem', '-CA', 'authority.pem', '-CAkey', 'authority.key', '-CAcreateserial',
-      '-days', '30', '-out', 'certificate.pem')
-  return Tls.of(directory)
-
-
 @pytest.fixture(scope='module')
 def ours(tmp_path_factory):
-  if not shutil.which('openssl'):
-    pytest.skip('there is no openssl to make certificates with')
-  return make_authority(tmp_path_factory.mktemp('ours'))
+  return certificates.make_authority(tmp_path_factory.mktemp('ours'))
 
 
 @pytest.fixture(scope='module')
 def theirs(ours, tmp_path_factory):
-  return make_authority(tmp_path_factory.mktemp('theirs'))
+  return certificates.make_authority(tmp_path_factory.mktemp('theirs'))
 
 
 def let_in(entrance, into, seconds=10.0):
