@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 import step as steps
 from absl import app, flags
-from timing import table
+from timing import finish, result_of, table
 
 import dct_jax
 from dct_jax import train
@@ -34,18 +34,13 @@ from dct_jax.wire.exchanges import Algorithm, Settings
 VALUES = flags.DEFINE_integer('values', 2**20, 'Number of float32 values of the dense exchange.')
 CERTIFICATES = flags.DEFINE_string('certificates', None, 'Internal: the directory of the certificates.')
 
+KEYS = {'DCT step': '', 'dense step': '_dense', 'dense exchange': '_exchange'}  # what a ratio's key ends with
 # Name -> what its transport is told. Frames are checked unless DCT_JAX_FRAME_CRC=0 says that only their cost matters.
 CONTENDERS: dict[str, dict] = {
     'plain': {'environment': {'DCT_JAX_FRAME_CRC': '0'}},
     'crc': {},
     'tls': {'encrypted': True},
 }
-
-
-def open_transport(mesh, environment=None, encrypted=False):
-  """A transport, and a function that opens channels of it under its environment."""
-  tls = Tls.of(CERTIFICATES.value) if encrypted else None
-  return dct_jax.connect(mesh, tls=tls), environment or {}
 
 
 class Environment:
@@ -101,13 +96,13 @@ def worker():
   train.start(**train.flag_values())
   warnings.simplefilter('ignore', RuntimeWarning)  # that frames are not checked is what is measured
   mesh = dct_jax.make_mesh()
-  transports, groups = {}, {'DCT step': {}, 'dense step': {}, 'dense exchange': {}}
+  groups: dict[str, dict] = {name: {} for name in KEYS}
   for name, options in CONTENDERS.items():
-    transports[name], environment = open_transport(mesh, **options)
-    with Environment(environment):
-      groups['DCT step'][name] = step_over(transports[name], mesh)
-      groups['dense step'][name] = dense_step_over(transports[name], mesh)
-      groups['dense exchange'][name] = exchange_over(transports[name])
+    transport = dct_jax.connect(mesh, tls=Tls.of(CERTIFICATES.value) if options.get('encrypted') else None)
+    with Environment(options.get('environment', {})):
+      groups['DCT step'][name] = step_over(transport, mesh)
+      groups['dense step'][name] = dense_step_over(transport, mesh)
+      groups['dense exchange'][name] = exchange_over(transport)
   local = slice(jax.process_index() * steps.BATCH.value, (jax.process_index() + 1) * steps.BATCH.value)
   place = lambda batch: train.shard_batch(jax.tree.map(lambda x: x[local], batch), mesh)
   batches = lambda count, seed: ((place(b),) for b in steps.make_batches(count, mesh.size, seed))
@@ -115,23 +110,21 @@ def worker():
   found = {group: time_in_turns(calls, batches(steps.ROUNDS.value, 3) if 'step' in group
                                 else ((),) * steps.ROUNDS.value) for group, calls in groups.items()}
   if jax.process_index() == 0:
-    report(found, {name: t.traffic() for name, t in transports.items()})
+    print('RESULT ' + json.dumps({'found': found}), flush=True)
 
 
-def report(found, traffic):
-  ratios = {group: {name: seconds / medians['plain'] for name, seconds in medians.items()}
-            for group, medians in found.items()}
+def show(found, stolen) -> dict[str, float]:
+  """Shows a table, and returns the ratios by the keys of the last line."""
   others = [name for name in CONTENDERS if name != 'plain']
   rows = [('', *(f'{name}, ms' for name in CONTENDERS), *(f'{name} over plain' for name in others))]
+  ratios = {}
   for group, medians in found.items():
+    ratios |= {f'{name}_over_plain{KEYS[group]}': round(medians[name] / medians['plain'], 3) for name in others}
     rows.append((group, *(f'{1e3 * medians[name]:.2f}' for name in CONTENDERS),
-                 *(f'{ratios[group][name]:.3f}' for name in others)))
-  table(f'{steps.PROCESSES.value} processes, DLRM MLPs, batch {steps.BATCH.value}; the exchange has '
-        f'{VALUES.value:,} values', rows)
-  print('bytes sent:', {name: f'{t.sent_bytes:,}' for name, t in traffic.items()})
-  keys = {'DCT step': '', 'dense step': '_dense', 'dense exchange': '_exchange'}
-  print(json.dumps({f'{name}_over_plain{keys[group]}': round(ratio, 3) for group, some in ratios.items()
-                    for name, ratio in some.items() if name in others}), flush=True)
+                 *(f'{medians[name] / medians["plain"]:.3f}' for name in others)))
+  table('trust', f'{steps.PROCESSES.value} processes, DLRM MLPs, batch {steps.BATCH.value}; the exchange has '
+        f'{VALUES.value:,} values; others had {stolen:.1%} of the machine', rows)
+  return ratios
 
 
 def make_certificates(directory):
@@ -150,7 +143,8 @@ def main(argv):
   with tempfile.TemporaryDirectory() as directory:
     make_certificates(directory)
     command = [sys.executable, *argv[:1], '--worker', *sys.argv[1:], f'--certificates={directory}']
-    sys.exit(launch(command, steps.PROCESSES.value))
+    told = result_of(lambda output: launch(command, steps.PROCESSES.value, output=output))
+  finish(show(told['found'], told['stolen']), seed=[0, 1, 2, 3])
 
 
 if __name__ == '__main__':
