@@ -108,14 +108,10 @@ class _Flow:
   def __init__(self, call: ssl.SSLSocket, inner: socket.socket):
     self._call, self._inner = call, inner
     self._out, self._in = memoryview(b''), memoryview(b'')
-    self._ended = False  # one end has closed
+    self.over = False  # one end has closed; it is asked again only when all that it had said is on its way
     self._events: list[int | None] = [None, None]
     for end in (call, inner):
       end.setblocking(False)
-
-  @property
-  def over(self) -> bool:
-    return self._ended and self.empty
 
   @property
   def empty(self) -> bool:
@@ -127,14 +123,14 @@ class _Flow:
       while self._turn():
         pass
     except OSError:
-      self._ended, self._out, self._in = True, memoryview(b''), memoryview(b'')
+      self.over = True
 
   def _turn(self) -> bool:
-    before = len(self._out), len(self._in), self._ended
+    before = len(self._out), len(self._in), self.over
     moved = 0
-    if not self._out and not self._ended:
+    if not self._out and not self.over:
       self._out = self._read(self._inner)
-    if not self._in and not self._ended:
+    if not self._in and not self.over:
       self._in = self._read(self._call)
     if self._out:
       sent = self._write(self._call, self._out)
@@ -142,14 +138,14 @@ class _Flow:
     if self._in:
       sent = self._write(self._inner, self._in)
       self._in, moved = self._in[sent:], moved + sent
-    return bool(moved) or before != (len(self._out), len(self._in), self._ended)
+    return bool(moved) or before != (len(self._out), len(self._in), self.over)
 
   def _read(self, end) -> memoryview:
     try:
       data = end.recv(STRETCH)
     except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
       return memoryview(b'')
-    self._ended |= not data
+    self.over |= not data
     return memoryview(data)
 
   def _write(self, end, data) -> int:
@@ -161,8 +157,8 @@ class _Flow:
   def register(self, selector: selectors.BaseSelector) -> None:
     """Waits for what can happen next."""
     read, write = selectors.EVENT_READ, selectors.EVENT_WRITE
-    wanted = [(0 if self._in or self._ended else read) | (write if self._out else 0),
-              (0 if self._out or self._ended else read) | (write if self._in else 0)]
+    wanted = [(0 if self._in or self.over else read) | (write if self._out else 0),
+              (0 if self._out or self.over else read) | (write if self._in else 0)]
     for i, end in enumerate((self._call, self._inner)):
       if wanted[i] == (self._events[i] or 0):
         continue

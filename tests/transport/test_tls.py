@@ -93,20 +93,34 @@ def test_one_that_goes_away_is_noticed(channels):
   assert seconds < 3
 
 
-def test_what_was_written_arrives_although_the_process_ends(ours):
-  first, second = encrypted_pair(ours)
-  relay, other = Relay([first]), Relay([second])
-  data = np.random.default_rng(0).bytes(500_000)
-  sender = threading.Thread(target=lambda: (relay.ends[0].sendall(data), relay.ends[0].close()))
-  sender.start()
+@pytest.mark.parametrize('how', ['close', 'finish'])
+def test_what_was_written_arrives_although_nobody_has_read_it_yet(ours, how):
+  """Most of it is still with the relay when its channel is closed, or the process is about to end."""
+  pair = encrypted_pair(ours)
+  for end in pair:
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+      end.setsockopt(socket.SOL_SOCKET, option, 8192)
+  relay, call = Relay(pair[:1]), pair[1]
+  data = np.random.default_rng(0).bytes(300_000)
+  relay.ends[0].sendall(data)
+  if how == 'close':
+    relay.ends[0].close()
+  else:
+    ending = threading.Thread(target=relay.finish)
+    ending.start()
+  time.sleep(0.3)
+  call.setblocking(True)
+  call.settimeout(5)
   got = b''
-  while more := other.ends[0].recv(1 << 16):
+  while len(got) < len(data) and (more := call.recv(1 << 16)):
     got += more
-  sender.join(5)
   assert got == data
-  other.ends[0].close()
+  call.close()
+  if how == 'finish':
+    ending.join(10)
+    relay.ends[0].close()
   relay.finish()
-  other.finish()
+  assert not relay._thread.is_alive()
 
 
 def test_nothing_can_be_read_between(ours):
