@@ -1,8 +1,8 @@
 """What it costs to believe nothing: `python benchmarks/trust.py`.
 
 Processes on the loopback interface, where the network is as fast as memory and a check costs most. The same training
-step as in benchmarks/step.py, over our own transport: with checksums in frames and without, and encrypted; and a dense
-exchange alone, which does nothing but send. Contenders take turns, in an order that moves on by one each time, and
+step as in benchmarks/step.py, over our own transport: with checksums in frames and without, and encrypted; and an
+exchange alone, which does little but send. Contenders take turns, in an order that moves on by one each time, and
 are compared by medians over the same rounds. The last line is JSON.
 """
 
@@ -28,13 +28,12 @@ from timing import finish, result_of, table
 import dct_jax
 from dct_jax import train
 from dct_jax.train.launch import launch
-from dct_jax.transport import Tls, reduce_stream
-from dct_jax.wire.exchanges import Algorithm, Settings
+from dct_jax.transport import Tls, mean
 
-VALUES = flags.DEFINE_integer('values', 2**20, 'Number of float32 values of the dense exchange.')
+VALUES = flags.DEFINE_integer('values', 2**20, 'Number of float32 values of the exchange.')
 CERTIFICATES = flags.DEFINE_string('certificates', None, 'Internal: the directory of the certificates.')
 
-KEYS = {'DCT step': '', 'dense step': '_dense', 'dense exchange': '_exchange'}  # what a ratio's key ends with
+KEYS = {'DCT step': '', 'dense step': '_dense', 'exchange': '_exchange'}  # what a ratio's key ends with
 # Name -> what its transport is told. Frames are checked unless DCT_JAX_FRAME_CRC=0 says that only their cost matters.
 CONTENDERS: dict[str, dict] = {
     'plain': {'environment': {'DCT_JAX_FRAME_CRC': '0'}},
@@ -72,11 +71,10 @@ def dense_step_over(transport, mesh) -> Callable[[dict], dict]:
 
 
 def exchange_over(transport) -> Callable[[], object]:
-  """A dense sum, alone."""
-  size, channel = VALUES.value, transport.open()
-  call = jax.jit(lambda x: reduce_stream(
-      jnp.zeros(0, jnp.uint32), x, size, size, channel, Settings(), algorithm=int(Algorithm.DENSE))[1])
-  x = jnp.ones(size, jnp.float32)
+  """Everybody's vector to everybody, alone."""
+  channel = transport.open()
+  call = jax.jit(lambda x: mean(x, channel, transport.size))
+  x = jnp.ones(VALUES.value, jnp.float32)
   return lambda: jax.block_until_ready(call(x))
 
 
@@ -102,7 +100,7 @@ def worker():
     with Environment(options.get('environment', {})):
       groups['DCT step'][name] = step_over(transport, mesh)
       groups['dense step'][name] = dense_step_over(transport, mesh)
-      groups['dense exchange'][name] = exchange_over(transport)
+      groups['exchange'][name] = exchange_over(transport)
   local = slice(jax.process_index() * steps.BATCH.value, (jax.process_index() + 1) * steps.BATCH.value)
   place = lambda batch: train.shard_batch(jax.tree.map(lambda x: x[local], batch), mesh)
   batches = lambda count, seed: ((place(b),) for b in steps.make_batches(count, mesh.size, seed))
