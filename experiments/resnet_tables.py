@@ -37,7 +37,7 @@ def finished(design, percent, workdir):
 
 
 def bits(design, lines):
-  """Bits a value, pushed and pulled, step by step: a worker pushes all values, and answers for its share."""
+  """Encoded bits a value, pushed and pulled, step by step: a worker pushes all values, and answers for its share."""
   config = experiment.config_of(design)
   values = lines[-1]['dense_bytes'] / 4 / (1 + 1 / config.workers)
   times = 8 / config.local_steps  # every logged step of several local ones is one with an exchange
@@ -47,8 +47,8 @@ def bits(design, lines):
 
 def tables(runs, times):
   """Tables 1 and 2 as one, in Markdown."""
-  heads = ('design', 'test accuracy %', 'difference', 'test loss', 'bits pushed', 'bits pulled', 'ratio',
-           *(f'ms a step at {rate} (times faster)' for rate in times))
+  heads = ('design', 'test accuracy %', 'difference', 'test loss', 'encoded bits pushed',
+           'encoded bits pulled', 'ratio', *(f'ms a step at {rate} (times faster)' for rate in times))
   rows = ['| ' + ' | '.join(heads) + ' |', '|---' * len(heads) + '|']
   for name, lines in runs.items():
     last, base = lines[-1], runs[DESIGNS.value[0]][-1]
@@ -72,7 +72,7 @@ def main(argv):
   print(tables(full, times))
   figure(workdir / 'figure4.png', 'during a run', 2, draw_runtime(full))
   if sizes := {name: bits(name, full[name]) for name in ('3lc', '3lc_175') if name in full}:
-    figure(workdir / 'figure6.png', 'size of what is sent', len(sizes), draw_bits(sizes))
+    figure(workdir / 'figure6.png', 'size of messages', len(sizes), draw_bits(sizes))
   if times:
     shares = ', '.join(sorted(SHARES.value, key=int))
     figure(workdir / 'figure3.png', f'runs of {shares}% of the steps', len(times),

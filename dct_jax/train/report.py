@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from dct_jax.train import pictures
+
 Histories = Mapping[str, Sequence[Mapping[str, float]]]  # by the name of the run
 
 
@@ -75,7 +77,7 @@ def activation_table(histories: Histories) -> str:
     histories: with `activation_forward_bytes`, `activation_backward_bytes` and `activation_dense_bytes` (of one
       way) in their lines; runs without a cut have zeros, or none of these.
   """
-  rows = [['at the cuts', 'forward B/step', 'backward B/step', 'dense B/step, each', 'compression']]
+  rows = [['at the cuts, encoded', 'forward B/step', 'backward B/step', 'dense B/step, each', 'compression']]
   for name, lines in histories.items():
     forward, backward, dense = (lines[-1].get(f'activation_{k}_bytes', 0.0) for k in ('forward', 'backward', 'dense'))
     both = f'{2 * dense / (forward + backward):.1f}x' if dense else ''
@@ -89,7 +91,7 @@ def row_table(histories: Histories) -> str:
   Args:
     histories: with `row_bytes` in their lines; runs without tables have none.
   """
-  rows = [['in the last step', 'rows B', 'other gradients B']]
+  rows = [['sent in the last step', 'rows B', 'other gradients B']]
   for name, lines in histories.items():
     mine = lines[-1].get('row_bytes')
     rows.append([name, '' if mine is None else f'{mine:,.0f}', f'{lines[-1]["sent_bytes"]:,.0f}'])
@@ -124,13 +126,15 @@ def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_l
   for name, lines in histories.items():
     lines = [line for line in lines if line.get(key) is not None]
     y = [line[key] for line in lines]
-    by_step.plot([line['step'] for line in lines], y, label=name)
-    by_bytes.plot([line['total_sent_bytes'] / 1e6 for line in lines], y, label=name)
+    marks = pictures.points(lines)
+    by_step.plot([line['step'] for line in lines], y, label=name, **marks)
+    by_bytes.plot([line['total_sent_bytes'] / 1e6 for line in lines], y, **marks)
   by_step.set(xlabel='step', ylabel=label, yscale='log')
   sent = any(lines[-1].get('total_sent_bytes') for lines in histories.values())
   # One worker alone sends nothing.
   by_bytes.set(xlabel='MB sent by a worker', xscale='log' if sent else 'linear')
   for axis in (by_step, by_bytes):
     axis.grid(visible=True, which='major', alpha=0.3)
-    axis.legend()
+  pictures.plain_ticks(by_step, by_bytes)
+  pictures.legend_beside(figure)
   figure.savefig(path)
