@@ -20,10 +20,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from dct_jax.train import memory
+from dct_jax.train import lifeline, memory
 
 TIMED_OUT, INTERRUPTED = 124, 130  # as timeout(1) and shells have them
-SAVING = 30.0  # seconds for saving a checkpoint after Ctrl-C
 
 
 def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
@@ -33,7 +32,8 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
            prefix: Callable[[int], Sequence[str]] = lambda i: ()) -> int:
   """Runs `argv` in several processes of this machine that find each other.
 
-  Ctrl-C is passed on once, and leaves them 30 seconds to save a checkpoint.
+  Ctrl-C is passed on once, and leaves them 30 seconds to save a checkpoint. If this process ends in any other way,
+  those that have called `dct_jax.train.start` end, too.
 
   Args:
     argv: program and arguments; a first 'python' means this interpreter.
@@ -66,18 +66,20 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
   children: list[subprocess.Popen] = []
   readers: list[threading.Thread] = []
   ended: queue.Queue[tuple[int, int]] = queue.Queue()
-  try:
-    for i in range(processes):
-      children.append(_start([*prefix(i), *argv], shared | {'DCT_JAX_PROCESS_ID': str(i)}))
-      readers.append(_follow(i, children[i], ended, output or sys.stdout))
-    code, why = _wait(processes, ended, timeout)
-    _end(children, grace)
-  except KeyboardInterrupt:
-    _signal(children, signal.SIGINT)
-    _await(children, SAVING)
-    code, why = INTERRUPTED, ''
-  finally:
-    _end(children, 0)
+  with lifeline.held() as end:
+    try:
+      for i in range(processes):
+        mine = lifeline.environment(end) | {'DCT_JAX_PROCESS_ID': str(i)}
+        children.append(_start([*prefix(i), *argv], shared | mine, end))
+        readers.append(_follow(i, children[i], ended, output or sys.stdout))
+      code, why = _wait(processes, ended, timeout)
+      _end(children, grace)
+    except KeyboardInterrupt:
+      _signal(children, signal.SIGINT)
+      _await(children, lifeline.SAVING)
+      code, why = INTERRUPTED, ''
+    finally:
+      _end(children, 0)
   for reader in readers:
     reader.join(timeout=5)
   if why:  # last, as what the others say when they are ended would bury it
@@ -103,11 +105,11 @@ def _free_port():
     return probe.getsockname()[1]
 
 
-def _start(argv, environment):
+def _start(argv, environment, end):
   # Its own session: Ctrl-C reaches it through us, once, and not from the terminal as well.
   return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors='replace',
-                          start_new_session=True)
+                          start_new_session=True, pass_fds=(end,))
 
 
 def _follow(index, child, ended, output):

@@ -102,6 +102,8 @@ def run(
     raise ValueError(f'{checkpoints.directory} holds step {checkpoints.latest()} already, got {start=}: '
                      'restore it (--resume in experiments), or use another directory')
   replicas.check_replicas((params, opt_state))
+  if checkpoints is not None:
+    checkpoints.claim()  # makes the directory: no process is still looking whether it is there
   account = _Account(params, checkpoints.totals(start) if checkpoints and start else {}, examples, unit)
   source, at, history = iter(batches), start, []
   patience = _Patience()
