@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from dct_jax.train import checkpoint, distributed, launch, report
+from dct_jax.train import checkpoint, distributed, launch, networks, report
 from dct_jax.train.metrics import read_metrics
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
@@ -30,7 +30,7 @@ _overrides: list[str] = []  # names of the flags that take precedence over the c
 def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, str]]) -> None:
   """Defines the flags of an experiment.
 
-  These are --config, --method, --launch, --workdir, --resume, those of `distributed`, and flags
+  These are --config, --method, --launch, --workdir, --resume, --figure_rate, those of `distributed`, and flags
   that take precedence over the configuration: --workers, --steps, --seed and `overrides`.
 
   Args:
@@ -44,13 +44,15 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
                     'Whether a worker is a device of this process or a process of its own.')
   flags.DEFINE_string('workdir', None, 'Directory for logs, checkpoints and figures; a new one unless given.')
   flags.DEFINE_bool('resume', False, 'Whether to go on from the checkpoints in --workdir.')
+  flags.DEFINE_string('figure_rate', '100mbit', 'Rate of links for which the figure has the time that runs would take.')
   for name, (kind, text) in (COMMON | dict(overrides)).items():
     KINDS[kind](name, None, text)
   _overrides.extend((*COMMON, *overrides))
 
 
 def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
-         more: Callable[[report.Histories], str] | None = None) -> Callable:
+         more: Callable[[report.Histories], str] | None = None, curve: str = 'train_loss',
+         predict: Callable | None = None) -> Callable:
   """The function for `app.run`.
 
   Args:
@@ -59,7 +61,13 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     compare: the variants that --method=compare stands for.
     columns: what the table shows of the evaluation, besides bytes.
     more: histories by variant -> another table.
+    curve: what the figure shows of the evaluation.
+    predict: (config, directory of a trained variant, path) -> None; writes what its checkpoint says of the test set
+      to the file that the flag --predict names, which experiments without it do not have.
   """
+  if predict is not None:
+    flags.DEFINE_string('predict', None, 'File for predictions of --workdir\'s checkpoint for the test set; nothing is '
+                        'trained then.')
 
   def run(argv):
     if argv[1:]:
@@ -69,14 +77,20 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
     try:
       configs = {name: config_of(name) for name in names}
+      networks.rate_text(FLAGS.figure_rate)
     except ValueError as error:
       raise app.UsageError(str(error)) from error
+    if predict is not None and FLAGS.predict:
+      _check_predict(names)
     workers = configs[names[0]].workers * configs[names[0]].get('stages', 1)
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
     if FLAGS.launch == 'processes':
       again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
       return launch.launch(again, workers)
     begin(workers)
+    if predict is not None and FLAGS.predict:
+      predict(configs[names[0]], workdir / names[0], FLAGS.predict)
+      return 0
     for name, config in configs.items():
       train_one(config, workdir / name)
     if jax.process_index() == 0:
@@ -84,11 +98,36 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
       print(report.table(runs, columns))
       if more is not None:
         print(more(runs))
-      report.plot(runs, workdir / 'loss.png')
+      runs, rate = _on_networks(runs, configs)
+      report.plot(runs, workdir / 'loss.png', f'eval/{curve}', curve.replace('_', ' '), rate)
       print(f'figure: {workdir / "loss.png"}')
     return 0
 
   return run
+
+
+def _check_predict(names):
+  """Refuses to predict without one trained variant, or to a file that cannot be written."""
+  if len(names) > 1 or not FLAGS.workdir:
+    raise app.UsageError('--predict needs the --workdir of a trained model and one --method')
+  if not pathlib.Path(FLAGS.workdir, names[0], 'checkpoints').is_dir():
+    raise app.UsageError(f'--predict: there is no checkpoint of {names[0]} in {FLAGS.workdir}')
+  if not os.access(pathlib.Path(FLAGS.predict).absolute().parent, os.W_OK):
+    raise app.UsageError(f'--predict: {FLAGS.predict} is in no directory that can be written to')
+
+
+def _on_networks(runs, configs):
+  """Prints what steps would take on other networks; returns lines with their times at --figure_rate, and that rate.
+
+  Runs without what the model of costs needs are returned as they are, with None.
+  """
+  workers, stages = ({name: configs[name].get(key, 1) for name in runs} for key in ('workers', 'stages'))
+  if jax.process_count() > 1 or max(stages.values()) > 1 or not networks.applies(runs, workers):
+    return runs, None
+  print(report.lines(networks.table(runs, workers)))
+  print(networks.explained(next(iter(workers.values())), any(map(networks.rows_of, runs.values()))))
+  rate = FLAGS.figure_rate
+  return {name: networks.timed(lines, workers[name], rate) for name, lines in runs.items()}, rate
 
 
 def begin(workers: int) -> None:

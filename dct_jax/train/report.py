@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dct_jax.train import networks
 
 Histories = Mapping[str, Sequence[Mapping[str, float]]]  # by the name of the run
 
@@ -18,6 +22,11 @@ def table(histories: Histories, evaluated: Sequence[str] = ('train_loss', 'test_
   head = ['', *(name.replace('_', ' ') for name in evaluated), 'encoded B/step', 'compression',
           'sent B/step', 'sent MB']
   return _aligned([head, *(_row(name, lines[-1], evaluated) for name, lines in histories.items())])
+
+
+def lines(made: Mapping[str, Any]) -> str:
+  """A table of `results.table` as text, with its columns aligned."""
+  return _aligned([made['head'], *made['rows']])
 
 
 def _aligned(rows):
@@ -107,30 +116,57 @@ def evaluations(history: Sequence[Mapping[str, float]]) -> dict[str, list[float]
   return {key.removeprefix('eval/'): [line[key] for line in lines] for key in ('step', *names)}
 
 
-def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_loss',
-         label: str = 'training loss') -> None:
-  """Draws a metric against steps and against bytes that a worker has sent (needs matplotlib).
+def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_loss', label: str = 'training loss',
+         rate: str | None = None) -> None:
+  """Draws a metric against steps, against bytes that a worker has sent, and against time on a network.
+
+  It needs matplotlib. Where lines have the best value that can be expected (`eval/best_test_loss` for `eval/test_loss`),
+  it is drawn in.
 
   Args:
     histories: as `run` or `read_metrics` return them.
     path: of the PNG.
     key: which metric; lines without it are skipped.
     label: of the vertical axis.
+    rate: of the links, as in '100mbit', if lines have the time on such a network (`networks.timed`).
   """
   import matplotlib.figure  # not pyplot: nothing global, no window
 
-  figure = matplotlib.figure.Figure(figsize=(10, 4), layout='constrained', dpi=120)
-  by_step, by_bytes = figure.subplots(1, 2, sharey=True)
-  for name, lines in histories.items():
-    lines = [line for line in lines if line.get(key) is not None]
-    y = [line[key] for line in lines]
-    by_step.plot([line['step'] for line in lines], y, label=name)
-    by_bytes.plot([line['total_sent_bytes'] / 1e6 for line in lines], y, label=name)
-  by_step.set(xlabel='step', ylabel=label, yscale='log')
-  sent = any(lines[-1].get('total_sent_bytes') for lines in histories.values())
-  # One worker alone sends nothing.
-  by_bytes.set(xlabel='MB sent by a worker', xscale='log' if sent else 'linear')
-  for axis in (by_step, by_bytes):
-    axis.grid(visible=True, which='major', alpha=0.3)
-    axis.legend()
+  sent = any(lines[-1].get('total_sent_bytes') for lines in histories.values())  # one worker alone sends nothing
+  axes = {'step': ('step', 1, 'linear'), 'total_sent_bytes': ('MB sent by a worker', 1e6, 'log' if sent else 'linear')}
+  if rate:
+    axes[networks.KEY] = (f'seconds at {networks.rate_text(rate)}, by the cost model', 1, 'log')
+  figure = matplotlib.figure.Figure(figsize=(5 * len(axes), 4), layout='constrained', dpi=120)
+  panels = figure.subplots(1, len(axes), sharey=True)
+  for panel, (column, (name, unit, scale)) in zip(panels, axes.items(), strict=True):
+    for run, lines in histories.items():
+      shown = [line for line in lines if line.get(key) is not None]
+      panel.plot([line[column] / unit for line in shown], [line[key] for line in shown], '.-', label=run)
+    panel.set(xlabel=name, xscale=scale)
+    panel.grid(visible=True, which='major', alpha=0.3)
+    _draw_best(panel, histories, key.replace('eval/', 'eval/best_'))
+  panels[0].set(ylabel=label, yscale='log')
+  for axis in (panels[0].yaxis, *(panel.xaxis for panel in panels)):
+    plain_ticks(axis)
+  panels[0].legend()
   figure.savefig(path)
+
+
+def _draw_best(panel, histories, key):
+  """A line at the best value that can be expected, where it is known."""
+  known = {line[key] for lines in histories.values() for line in lines if line.get(key) is not None}
+  for best in known:
+    panel.axhline(best, linestyle='--', color='gray', label=f'best possible: {best:.3f}')
+
+
+def plain_ticks(axis: Any) -> None:
+  """Numbers as people write them beside the ticks of a matplotlib axis: 0.5 and 1,000, not powers of ten."""
+  from matplotlib import ticker
+  if axis.get_scale() == 'log':
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    # A short range has ticks where a linear axis would have them; powers of ten are too far apart.
+    axis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 5, 10]) if decades < 1 else ticker.LogLocator(
+        subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
+    axis.set_minor_formatter(ticker.NullFormatter())
+  axis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f'{x:,.6g}'))
