@@ -25,8 +25,8 @@ from shared.dlrm.setup import make_setup
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo.py', {
     'data': (str, "Path of a Criteo TSV, or of a directory with Frappe's files; synthetic clicks without it."),
     'test_data': (str, 'Path of another file in the same format to test on, instead of a part of --data.'),
-    'test_share': (float, 'Share of the rows of a Criteo TSV, from its end, that is tested on instead of trained on; with '
-                   '--test_data, 0 trains on all of them.'),
+    'test_share': (float, 'Share of the rows of a Criteo TSV, from its end, that is tested on instead of trained on; '
+                   'with --test_data, 0 trains on all of them.'),
     'cache': (str, 'Directory in which a prepared TSV is kept.'),
     'rows': (int, 'Number of rows of the synthetic set to train with.'),
     'test_rows': (int, 'Number of rows of the synthetic set to test with.'),
@@ -52,7 +52,8 @@ experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/dlrm_criteo
     'evaluate_every': (int, 'Number of steps between two evaluations.'),
     'checkpoint_every': (int, 'Number of steps between two checkpoints; the end and Ctrl-C make one anyway.'),
 } | sparse.SKETCH_FLAGS)
-FREE = ('steps', 'cache', 'test_data', 'evaluated', 'evaluate_every', 'checkpoint_every')  # what a resumed run may change
+# What a resumed run may change.
+FREE = ('steps', 'cache', 'test_data', 'evaluated', 'evaluate_every', 'checkpoint_every')
 
 
 def make_evaluate(config, predict, sets):

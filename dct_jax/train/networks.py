@@ -1,9 +1,10 @@
 """What a step of a run would take on other networks: its own bytes and computation, and the cost model's time of both.
 
-The time of a step is computation + rounds x latency + bytes sent / rate. Bytes are those of the run. Computation is the
-run's own, measured with all workers as devices of one machine, and told for a worker that has one core of such a machine
-to itself: the step that a tenth of the lines of the log are quicker than, so that other load on the machine counts little. What compression computes is in it, and so is adding up in memory, which a network would not need.
-Activations at cuts inside of a worker do not travel, and are not counted.
+The time of a step is computation + rounds x latency + bytes sent / rate. Bytes are those of the run. Computation is
+the run's own, measured with all workers as devices of one machine, and told for a worker that has one core of such a
+machine to itself. Of the lines of the log a tenth has quicker steps than the one that counts, so that other load on the
+machine matters little. What compression computes is in it, and so is adding up in memory, which a network would not
+need. Activations at cuts inside of a worker do not travel, and are not counted.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def explained(workers: int, has_rows: bool, latency: float = LATENCY, cores: int
   cores = available_cores() if cores is None else cores
   rounds = ROUNDS + (ROW_ROUNDS if has_rows else 0)
   return (f'A step is computation + {rounds} rounds of {1e3 * latency:g} ms + bytes sent / rate. Computation is '
-          f"measured in the run (its quickest tenth), {workers} workers on {cores} core{'s'[:cores - 1]} here, and told "
-          'for a worker with a core to itself.')
+          f"measured in the run (its quickest tenth), {workers} workers on {cores} core{'s'[:cores - 1]} here, and "
+          'told for a worker with a core to itself.')
 
 
 def rate_text(rate: str) -> str:

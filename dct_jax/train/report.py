@@ -120,8 +120,8 @@ def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_l
          rate: str | None = None) -> None:
   """Draws a metric against steps, against bytes that a worker has sent, and against time on a network.
 
-  It needs matplotlib. Where lines have the best value that can be expected (`eval/best_test_loss` for `eval/test_loss`),
-  it is drawn in.
+  It needs matplotlib. The best value that can be expected is drawn in where lines have it: `eval/best_test_loss` for
+  `eval/test_loss`.
 
   Args:
     histories: as `run` or `read_metrics` return them.
