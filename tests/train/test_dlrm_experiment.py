@@ -69,7 +69,7 @@ def test_a_file_of_ones_own_is_tested_on_and_predicted(criteo, tmp_path, flags):
   mine, method = f'--test_data={tmp_path / "mine.txt"}', flags[5].removeprefix('--method=')
   trained = run(*flags, '--evaluated=100', mine)
   assert trained.returncode == 0, trained.stderr
-  assert 'the last 14% of the rows of --data are not used' in trained.stderr
+  assert 'the last 14% of the rows of --data are not used' in trained.stdout + trained.stderr
   labels = np.array([float(line[0]) for line in (tmp_path / 'mine.txt').read_text().splitlines()])
   done = run(*flags, mine, f'--predict={tmp_path / "mine.csv"}')
   assert done.returncode == 0 and '101 probabilities, by the checkpoint of step 6' in done.stdout, done.stderr

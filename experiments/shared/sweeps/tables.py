@@ -73,12 +73,12 @@ def front(x, y, higher=False):
 
 
 def draw(found, measure, grid, rate, path):
-  """Draws the measure at the end of every run against bytes and against time; names those on the front.
+  """Draws the measure at the end of every run against bytes and against time; names settings on the front.
 
   Args:
     found: from `table`.
     measure: column of the vertical axis.
-    grid: names of the flags that differ.
+    grid: names of the flags that differ. Runs that differ in their seed alone count with their mean.
     rate: of the network whose time is drawn, where it is known.
     path: of the PNG.
   """
@@ -91,8 +91,9 @@ def draw(found, measure, grid, rate, path):
   panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
   for panel, (column, (label, unit)) in zip(panels, axes.items(), strict=True):
     shown = found.filter(pl.col(measure).is_not_null() & pl.col(column).is_not_null())
-    _points(panel, shown, [value / unit for value in shown[column]], measure, grid)
-    panel.set(xlabel=label, xscale='log' if shown[column].len() and shown[column].min() > 0 else 'linear')
+    shown = shown.with_columns(pl.col(column) / unit)
+    _points(panel, shown, column, measure, [name for name in grid if name != 'seed'])
+    panel.set(xlabel=label, xscale='log' if len(shown) and shown[column].min() > 0 else 'linear')
     panel.grid(visible=True, which='major', alpha=0.3)
     report.plain_ticks(panel.xaxis)
   panels[0].set_ylabel(measure.replace('_', ' '))
@@ -100,14 +101,17 @@ def draw(found, measure, grid, rate, path):
   figure.savefig(path)
 
 
-def _points(panel, shown, x, measure, grid):
-  """All runs, and the front with names of its settings."""
-  y = shown[measure].to_list()
+def _points(panel, shown, column, measure, settings):
+  """All runs, and the front of the means over seeds, with the settings on it."""
+  means = (shown.group_by(settings, maintain_order=True).agg(pl.col(column, measure).mean()) if settings else
+           shown.select(pl.col(column, measure).mean()))
+  x, y = means[column].to_list(), means[measure].to_list()
   best = front(x, y, any(word in measure for word in BETTER_HIGHER))
-  panel.plot(x, y, 'o', color='tab:gray', alpha=0.6, label='a run')
+  panel.plot(shown[column], shown[measure], '.', color='tab:gray', label='a run')
+  panel.plot(x, y, 'o', color='tab:blue', label='mean over seeds')
   panel.plot([x[i] for i in best], [y[i] for i in best], 'o-', color='tab:red', drawstyle='steps-post',
              label='Pareto front')
-  panel.margins(x=0.15, y=0.15)
-  for i in best:
-    text = '\n'.join(f'{name}={shown[name][i]}' for name in grid)
-    panel.annotate(text, (x[i], y[i]), xytext=(5, 5), textcoords='offset points', fontsize=7)
+  panel.margins(x=0.2, y=0.2)
+  for number, i in enumerate(best):
+    text = ', '.join(f'{name}={means[name][i]}' for name in settings)
+    panel.annotate(text, (x[i], y[i]), xytext=(4, -14 if number % 2 else 6), textcoords='offset points', fontsize=9)
