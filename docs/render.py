@@ -50,7 +50,9 @@ def markdown(made):
 
 
 def origin(found):
-  """How a file, or a table with a command of its own, was made; in a line."""
+  """How a file, or a table with a command of its own, was made; in a line. A paper's table has a `source` instead."""
+  if 'source' in found:
+    return found['source']
   seeds = [] if found['seed'] is None else found['seed'] if isinstance(found['seed'], list) else [found['seed']]
   said = [f'seed{"s"[:len(seeds) - 1]} {", ".join(map(str, seeds))}; '] if seeds else ['']
   return f'`{found["command"]}`; {said[0]}{found["date"]}; {found["machine"]}; JAX {found["versions"]["jax"]}'

@@ -3,7 +3,8 @@
     python experiments/hierarchical_figures.py     # 33 trainings of about a minute; what is there is not repeated
     python experiments/hierarchical_figures.py --frappe=DIRECTORY --criteo=FILE    # with real rows, too
 
-What is measured goes to `results/hierarchical.json`, from which pictures are drawn; `docs/hierarchical.md` reads them.
+What is measured goes to `results/hierarchical.json`, from which pictures are drawn; `docs/papers/hierarchical.md`
+shows its tables.
 """
 
 import concurrent.futures
@@ -20,13 +21,13 @@ import numpy as np
 from absl import app, flags
 
 from dct_jax.models.dlrm import Dlrm
-from dct_jax.train import experiment
+from dct_jax.train import experiment, report, results
 from shared.hierarchical import clocks, pictures, tables
 
 flags.adopt_module_key_flags(hierarchical_dlrm)
 SEEDS = flags.DEFINE_integer('seeds', 3, 'Number of seeds: of data, parameters and jitter.')
 OUT = flags.DEFINE_string('out', 'results/hierarchical.json', 'File that all numbers go to.')
-PICTURES = flags.DEFINE_string('pictures', 'docs', 'Directory that pictures go to.')
+PICTURES = flags.DEFINE_string('pictures', 'docs/pictures', 'Directory that pictures go to.')
 PROCESSES = flags.DEFINE_integer('processes', os.cpu_count(),
                                  'Number of trainings that go on at the same time; 1 for this process alone.')
 FRAPPE = flags.DEFINE_string('frappe', None, "Directory with Frappe's files; without it that part is left out.")
@@ -143,8 +144,10 @@ def main(argv):
   for model, numbers in found['clock'].items():
     which = '' if model == 'Model-A' else f'_{model}'
     pictures.clock(numbers, folder / f'hierarchical_clock{which}.png')
-  for (name, figure), table in tables.tables(found).items():
-    print(f'{name}, {figure}\n\n{table}\n')
+  made = tables.tables(found)
+  results.write(OUT.value, tables=made, seed=list(range(SEEDS.value)), **found)
+  for name, table in made.items():
+    print(f'{name}\n\n{report.lines(table)}\n')
 
 
 if __name__ == '__main__':

@@ -29,6 +29,33 @@ def test_a_file_says_how_it_was_made(file):
   assert file['versions']['jax'][0].isdigit() and 'cores' in file['machine'] and file['seed'] == [0, 1]
 
 
+def test_tables_are_put_beside_others(file, tmp_path):
+  path = tmp_path / 'small.json'
+  found = results.add(path, {'more': results.table(['a'], [[1]])}, seed=2, command='python again.py')
+  main, more = found['tables']['main'], found['tables']['more']
+  assert main['rows'] == file['tables']['main']['rows']
+  assert main['command'] == file['command'] and main['seed'] == [0, 1]
+  assert more['command'] == found['command'] == 'python again.py' and more['seed'] == 2
+  assert found['values'] == {'ratio': 0.754}
+  assert 'again.py`; seed 2' in render.rendered('<!-- table small more -->\n<!-- end -->')
+  assert 'small.py`; seeds 0, 1' in render.rendered('<!-- table small main -->\n<!-- end -->')
+  replaced = results.add(path, {'more': results.table(['b'], [[2]])}, command='python third.py')
+  assert replaced['tables']['more']['head'] == ['b'] and replaced['tables']['main'] == main
+
+
+def test_a_table_of_a_paper_names_it(file, tmp_path):
+  results.add(tmp_path / 'small.json', {'theirs': {'source': 'The paper, Table 2.', **results.table(['a'], [[1]])}})
+  page = render.rendered('<!-- table small theirs -->\n<!-- end -->')
+  assert '<small>The paper, Table 2.</small>' in page and 'python' not in page
+
+
+def test_the_command_is_what_a_user_typed(monkeypatch):
+  monkeypatch.setattr('sys.argv', ['/some/where/experiments/digits_mlp.py', '--seed=1'])
+  assert results.running() == 'python experiments/digits_mlp.py --seed=1'
+  monkeypatch.setenv(results.COMMAND, 'python -m dct_jax.netlab run -- python experiments/digits_mlp.py')
+  assert results.running().startswith('python -m dct_jax.netlab')
+
+
 def test_rows_have_the_length_of_the_head():
   with pytest.raises(ValueError, match='a row of 1 cells'):
     results.table(['', 'ms'], [['pack']])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -60,8 +61,9 @@ def _lab(flags):
 
 
 def _run(flags):
+  typed = {train.results.COMMAND: shlex.join(['python', '-m', 'dct_jax.netlab', *sys.argv[1:]])}
   with _lab(flags) as lab:
-    result = lab.run(flags.program, timeout=flags.timeout)
+    result = lab.run(flags.program, timeout=flags.timeout, environment=typed)
     for i, c in enumerate(result.counters or ()):
       print(f'host {i}: sent {c.sent_bytes:,} bytes in {c.sent_packets:,} packets, '
             f'received {c.received_bytes:,} bytes')

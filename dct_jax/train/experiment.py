@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from dct_jax.train import checkpoint, distributed, launch, networks, report
+from dct_jax.train import checkpoint, distributed, launch, networks, report, results
 from dct_jax.train.metrics import read_metrics
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
@@ -30,8 +30,8 @@ _overrides: list[str] = []  # names of the flags that take precedence over the c
 def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, str]]) -> None:
   """Defines the flags of an experiment.
 
-  These are --config, --method, --launch, --workdir, --resume, --figure_rate, those of `distributed`, and flags
-  that take precedence over the configuration: --workers, --steps, --seed and `overrides`.
+  These are --config, --method, --launch, --workdir, --resume, --figure_rate, --results, --results_name, those of
+  `distributed`, and flags that take precedence over the configuration: --workers, --steps, --seed and `overrides`.
 
   Args:
     config: path of a file with `get_config(variant)`, which returns a ConfigDict with `workers`.
@@ -45,6 +45,8 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
   flags.DEFINE_string('workdir', None, 'Directory for logs, checkpoints and figures; a new one unless given.')
   flags.DEFINE_bool('resume', False, 'Whether to go on from the checkpoints in --workdir.')
   flags.DEFINE_string('figure_rate', '100mbit', 'Rate of links for which the figure has the time that runs would take.')
+  flags.DEFINE_string('results', None, 'JSON file that the tables at the end are put into, beside those it has.')
+  flags.DEFINE_string('results_name', None, 'Name that these tables have in --results; by default names of their own.')
   for name, (kind, text) in (COMMON | dict(overrides)).items():
     KINDS[kind](name, None, text)
   _overrides.extend((*COMMON, *overrides))
@@ -85,6 +87,7 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     workers = configs[names[0]].workers * configs[names[0]].get('stages', 1)
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
     if FLAGS.launch == 'processes':
+      os.environ.setdefault(results.COMMAND, results.running())
       again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
       return launch.launch(again, workers)
     begin(workers)
@@ -95,10 +98,9 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
       train_one(config, workdir / name)
     if jax.process_index() == 0:
       runs = {name: read_metrics(workdir / name) for name in names}
-      print(report.table(runs, columns))
-      if more is not None:
-        print(more(runs))
-      runs, rate = _on_networks(runs, configs)
+      runs, rate, times = _on_networks(runs, configs)
+      show({'main': report.table(runs, columns)} | ({'more': more(runs)} if more else {}) | times,
+           sorted({config.seed for config in configs.values()}))
       report.plot(runs, workdir / 'loss.png', f'eval/{curve}', curve.replace('_', ' '), rate)
       print(f'figure: {workdir / "loss.png"}')
     return 0
@@ -117,17 +119,32 @@ def _check_predict(names):
 
 
 def _on_networks(runs, configs):
-  """Prints what steps would take on other networks; returns lines with their times at --figure_rate, and that rate.
+  """Lines with the times of --figure_rate, that rate, and a table and a sentence of what steps would take.
 
-  Runs without what the model of costs needs are returned as they are, with None.
+  Runs without what the model of costs needs are returned as they are, with nothing else.
   """
   workers, stages = ({name: configs[name].get(key, 1) for name in runs} for key in ('workers', 'stages'))
   if jax.process_count() > 1 or max(stages.values()) > 1 or not networks.applies(runs, workers):
-    return runs, None
-  print(report.lines(networks.table(runs, workers)))
-  print(networks.explained(next(iter(workers.values())), any(map(networks.rows_of, runs.values()))))
-  rate = FLAGS.figure_rate
-  return {name: networks.timed(lines, workers[name], rate) for name, lines in runs.items()}, rate
+    return runs, None, {}
+  said = networks.explained(next(iter(workers.values())), any(map(networks.rows_of, runs.values())))
+  timed = {name: networks.timed(lines, workers[name], FLAGS.figure_rate) for name, lines in runs.items()}
+  return timed, FLAGS.figure_rate, {'time': report.lines(networks.table(runs, workers)), 'how': said}
+
+
+def show(texts: Mapping[str, str], seed: Any = None) -> None:
+  """Prints tables, and puts them into the file of --results if there is one.
+
+  Args:
+    texts: name -> lines. Those of `report.lines` are tables of a file of results; other text is printed only.
+    seed: of the runs; one, or several.
+  """
+  name = FLAGS.results_name
+  for text in texts.values():
+    print(text)
+  if FLAGS.results:
+    made = {key: text.made for key, text in texts.items() if isinstance(text, report.Lines)}
+    results.add(FLAGS.results, {f'{name}_{key}' if name else key: one for key, one in made.items()}, seed=seed)
+    print(f'results: {FLAGS.results}')
 
 
 def begin(workers: int) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dct_jax.train import networks
+from dct_jax.train import networks, results
 
 Histories = Mapping[str, Sequence[Mapping[str, float]]]  # by the name of the run
 
@@ -24,15 +24,23 @@ def table(histories: Histories, evaluated: Sequence[str] = ('train_loss', 'test_
   return _aligned([head, *(_row(name, lines[-1], evaluated) for name, lines in histories.items())])
 
 
-def lines(made: Mapping[str, Any]) -> str:
+class Lines(str):
+  """A table as text; `made` is the table itself, as a file of results has it."""
+
+  made: dict[str, Any]
+
+
+def lines(made: Mapping[str, Any]) -> Lines:
   """A table of `results.table` as text, with its columns aligned."""
-  return _aligned([made['head'], *made['rows']])
+  rows = [made['head'], *made['rows']]
+  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+  text = Lines('\n'.join('  '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows))
+  text.made = dict(made)
+  return text
 
 
 def _aligned(rows):
-  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  return '\n'.join('  '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
-                   for row in rows)
+  return lines(results.table(rows[0], rows[1:]))
 
 
 def _row(name, last, evaluated):
@@ -56,7 +64,7 @@ def one_pass(history: Sequence[Mapping[str, float]], steps: int) -> dict[str, fl
   return {k: v for k, v in history[-1].items() if k not in ('step', *names)} | seconds
 
 
-def pass_table(histories: Histories, baseline: str = 'dense') -> str:
+def pass_table(histories: Histories, baseline: str = 'dense') -> Lines:
   """Seconds of a pass over the data, communication in brackets, as SparCML's table 2 has them.
 
   Args:
@@ -77,7 +85,7 @@ def pass_table(histories: Histories, baseline: str = 'dense') -> str:
   return _aligned(rows)
 
 
-def activation_table(histories: Histories) -> str:
+def activation_table(histories: Histories) -> Lines:
   """Bytes of a worker's activations at the cuts of its model in the last step, both ways, against dense ones.
 
   Args:
@@ -92,7 +100,7 @@ def activation_table(histories: Histories) -> str:
   return _aligned(rows)
 
 
-def row_table(histories: Histories) -> str:
+def row_table(histories: Histories) -> Lines:
   """Bytes that a worker sends for rows of embedding tables in the last step, beside those of all other gradients.
 
   Args:
@@ -133,7 +141,9 @@ def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_l
   import matplotlib.figure  # not pyplot: nothing global, no window
 
   sent = any(lines[-1].get('total_sent_bytes') for lines in histories.values())  # one worker alone sends nothing
-  axes = {'step': ('step', 1, 'linear'), 'total_sent_bytes': ('MB sent by a worker', 1e6, 'log' if sent else 'linear')}
+  but = ', rows of tables left out' if any(map(networks.rows_of, histories.values())) else ''
+  axes = {'step': ('step', 1, 'linear'),
+          'total_sent_bytes': (f'MB sent by a worker{but}', 1e6, 'log' if sent else 'linear')}
   if rate:
     axes[networks.KEY] = (f'seconds at {networks.rate_text(rate)}, by the cost model', 1, 'log')
   figure = matplotlib.figure.Figure(figsize=(5 * len(axes), 4), layout='constrained', dpi=120)

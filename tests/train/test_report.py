@@ -1,6 +1,6 @@
 """What is made of the lines of a log."""
 
-from dct_jax.train import report
+from dct_jax.train import report, results
 
 
 def test_evaluations_are_columns_of_the_lines_that_have_them():
@@ -20,3 +20,9 @@ def test_bytes_of_rows_are_shown_where_there_are_tables():
   _, first, second = report.row_table({'a': [{'row_bytes': 1200.0, 'sent_bytes': 30}],
                                        'b': [{'sent_bytes': 4000}]}).splitlines()
   assert first.split() == ['a', '1,200', '30'] and second.split() == ['b', '4,000']
+
+
+def test_lines_know_their_table():
+  made = results.table(['', 'ms'], [['pack', 1.5], ['addition', '12.25']])
+  text = report.lines(made)
+  assert text.splitlines() == ['             ms', '    pack    1.5', 'addition  12.25'] and text.made == made
