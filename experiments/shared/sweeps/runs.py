@@ -63,7 +63,7 @@ def run_all(runs, workdir, processes):
       else:
         jobs[pool.submit(one, run)] = run
     try:
-      for job in concurrent.futures.as_completed(jobs):
+      for job in _ended(jobs):
         _note(outcome, jobs[job], job.result(), workdir)
         bar.set_postfix({'failed': len(outcome.failed)}, refresh=False)
         bar.update()
@@ -72,6 +72,14 @@ def run_all(runs, workdir, processes):
       _stop(running)
       raise
   return outcome
+
+
+def _ended(jobs):
+  """Jobs as they end. It looks now and then, as a signal need not wake up a thread that waits without end."""
+  pending = set(jobs)
+  while pending:
+    ended, pending = concurrent.futures.wait(pending, timeout=0.2, return_when=concurrent.futures.FIRST_COMPLETED)
+    yield from ended
 
 
 def _shares(processes):
