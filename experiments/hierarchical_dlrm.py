@@ -13,7 +13,7 @@ import sys
 import numpy as np
 from absl import app, flags
 
-from dct_jax.runtime import virtual
+from dct_jax.runtime import staleness, virtual
 from dct_jax.train import experiment, report, results
 from shared.hierarchical import on_cluster, problem
 
@@ -63,13 +63,12 @@ def _in_virtual_time(config, task, plan, directory):
   run = virtual.train(plan, problem.fleet(config), problem.hardware(config), (params, task.optimizer.init(params)),
                       task.batch_of, task.batches, seed=config.seed, evaluate=task.evaluate,
                       evaluations=config.evaluations)
-  mean = lambda counts: sum(s * n for s, n in counts.items()) / sum(counts.values())
   return {'batches': run.batches,
           'evaluations': [(done, {k: float(v) for k, v in said.items()}) for done, said in run.evaluations],
           'ne': float(run.evaluations[-1][1]['ne']),
           'train_loss': float(np.mean(run.losses[-max(run.batches // 10, 1):])),
           'examples_per_second': run.examples_per_second(config.batch), 'seconds': run.seconds,
-          'staleness': {node: mean(counts) for node, counts in run.staleness.items()},
+          'staleness': {node: staleness.mean([counts]) for node, counts in run.staleness.items()},
           'events': run.events, 'wall_seconds': run.wall_seconds}
 
 

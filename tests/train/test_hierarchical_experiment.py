@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip('matplotlib')
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / 'results/hierarchical.json'
-TINY = ('--seeds=1', '--processes=1', '--clock=0', '--nofull', '--variants=easgd10,easgd40', '--nets=1', '--batch=4',
-        '--rows=240')
+TINY = ('--seeds=1', '--processes=1', '--clock=0', '--sets=synthetic', '--variants=easgd10,easgd40', '--nets=1',
+        '--batch=4', '--rows=240')
 
 
 @pytest.fixture
@@ -41,6 +41,8 @@ def test_figures(tmp_path):
   assert made['head'][2] == 'against easgd10' and made['rows'][1][2] == f'{many["percent"]:+.2f}%'
   assert found['seed'] == [0] and found['best_ne']
   assert (tmp_path / 'hierarchical_quality.png').stat().st_size > 10_000
+  unknown = commands.run('hierarchical_figures', *flags, '--sets=frappe')
+  assert unknown.returncode and 'got --sets=frappe' in unknown.stderr  # it has no path
   again = commands.run('hierarchical_figures', *flags, '--learning_rate=0.5')
   assert again.returncode and 'learning_rate was 0.005, got 0.5' in again.stderr  # runs are not mixed
 
@@ -49,7 +51,7 @@ def test_clock(shared, tmp_path, monkeypatch):
   clocks, pictures, tables = shared
   from dct_jax.partition import ready
   small = ready.dlrm(batch=8, tables=4, bottom=(64, 8), top=(64, 64, 1), optimizer='adagrad')
-  monkeypatch.setattr(clocks, 'net', lambda: small)
+  monkeypatch.setattr(clocks, 'net', lambda batch=8: small)
   monkeypatch.setattr(clocks, 'NETS', 2)
   found = json.loads(json.dumps(clocks.figures(batches=1, seeds=2, groups=(2, 4), sizes=(2,))))
   assert found['figure 11']['all'] == found['figure 8']['ht5'][0]
@@ -60,7 +62,10 @@ def test_clock(shared, tmp_path, monkeypatch):
   assert len(found['figure 11 at random']) == clocks.DRAWS
   pictures.clock(found, tmp_path / 'clock.png')
   assert (tmp_path / 'clock.png').stat().st_size > 10_000
-  assert len(tables.tables({'quality': {}, 'clock': {'Model-A': found}})) == 5
+  batches = json.loads(json.dumps(clocks.batch_sizes({}, 1, sizes=(4, 8))))
+  assert set(batches['1 Gbit, exact']) == {'4', '8'}
+  assert all(of['8'] > of['4'] > 0 for of in batches.values())  # calls and latencies are shared by more examples
+  assert len(tables.tables({'quality': {}, 'clock': {'Model-A': found}, 'batches': batches})) == 6
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason='an installed package has no results')

@@ -9,13 +9,15 @@ PAPER = {('figure 3', 'easgd40'): '+0.25%', ('figure 4', 'nets96'): '+0.02%', ('
          ('figure 7', 'ht10'): 'neutral', ('figure 8', 'ht10'): '1.6', ('figure 8 each', 'ht10'): '1.07',
          ('figure 11', 'without rules and greedy'): 'below -40%', ('figure 11', 'without compression'): 'does not pay',
          ('figure 11', 'without greedy'): '"considerably" less'}
+WHOLE = ('synthetic', 'model_b')  # sets with figures of their own; of the others there are endpoints
 TRAINERS = {'easgd40': 40, 'ht5': 30, 'ht8': 48, 'ht10': 60}
 
 
 def tables(found):
   """Tables of a file of results, by set or model and figure: `synthetic_figure3`, `Model-A_figure8`."""
-  small, others = found['quality'].get('synthetic', {}), {k: v for k, v in found['quality'].items() if k != 'synthetic'}
-  made = {('synthetic', figure): _quality(figure, rows) for figure, rows in small.items()}
+  others = {k: v for k, v in found['quality'].items() if k not in WHOLE}
+  made = {(name, figure): _quality(figure, rows) for name in WHOLE if name in found['quality']
+          for figure, rows in found['quality'][name].items()}
   if others:
     made['endpoints', 'all'] = _endpoints(others)
   for model, numbers in found['clock'].items():
@@ -23,6 +25,8 @@ def tables(found):
                  (model, 'figure 11'): _ablations(numbers['figure 11'])})
     made.update({(model, f'figure {k}'): _scaling(numbers[f'figure {k}'], label) for k, label in (
         ('10a', 'groups of 6 + 6'), ('10b', 'trainers and servers of each of 8 groups'))})
+  if found.get('batches'):
+    made['Model-A', 'batches'] = _batches(found['batches'])
   return {f'{name}_{figure.replace(" ", "")}': table for (name, figure), table in made.items()}
 
 
@@ -73,9 +77,8 @@ def _speeds(numbers):
 
 
 def _use(numbers):
-  return results.table(['', 'processor', 'in', 'out'],
-                [[name, *(f'{100 * use[k]:.0f}%' for k in ('processor', 'in', 'out'))]
-                 for name, use in numbers.items()])
+  return results.table(['', 'processor', 'in', 'out'], [
+      [name, *(f'{100 * use[k]:.0f}%' for k in ('processor', 'in', 'out'))] for name, use in numbers.items()])
 
 
 def _scaling(numbers, label):
@@ -86,6 +89,14 @@ def _scaling(numbers, label):
 
 def _ablations(numbers):
   whole = numbers['all']
-  return results.table(['', 'examples/s', 'against all', 'paper'],
-                [[name, f'{v:,.0f}', '' if name == 'all' else f'{100 * (v / whole - 1):+.0f}%',
-                  PAPER.get(('figure 11', name), '')] for name, v in numbers.items()])
+  return results.table(['', 'examples/s', 'against all', 'paper'], [
+      [name, f'{v:,.0f}', '' if name == 'all' else f'{100 * (v / whole - 1):+.0f}%', PAPER.get(('figure 11', name), '')]
+      for name, v in numbers.items()])
+
+
+def _batches(numbers):
+  """Examples a second, and how much more than with the smallest batch."""
+  sizes = list(next(iter(numbers.values())))
+  return results.table(['examples a batch', *sizes], [
+      [name, *(f'{speed:,.0f} ({speed / next(iter(of.values())):.2f})' for speed in of.values())]
+      for name, of in numbers.items()])
