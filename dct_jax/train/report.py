@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dct_jax.train import networks, results
+from dct_jax.train import networks, pictures, results
 
 Histories = Mapping[str, Sequence[Mapping[str, float]]]  # by the name of the run
 
@@ -92,7 +91,7 @@ def activation_table(histories: Histories) -> Lines:
     histories: with `activation_forward_bytes`, `activation_backward_bytes` and `activation_dense_bytes` (of one
       way) in their lines; runs without a cut have zeros, or none of these.
   """
-  rows = [['at the cuts', 'forward B/step', 'backward B/step', 'dense B/step, each', 'compression']]
+  rows = [['at the cuts, encoded', 'forward B/step', 'backward B/step', 'dense B/step, each', 'compression']]
   for name, lines in histories.items():
     forward, backward, dense = (lines[-1].get(f'activation_{k}_bytes', 0.0) for k in ('forward', 'backward', 'dense'))
     both = f'{2 * dense / (forward + backward):.1f}x' if dense else ''
@@ -106,7 +105,7 @@ def row_table(histories: Histories) -> Lines:
   Args:
     histories: with `row_bytes` in their lines; runs without tables have none.
   """
-  rows = [['in the last step', 'rows B', 'other gradients B']]
+  rows = [['sent in the last step', 'rows B', 'other gradients B']]
   for name, lines in histories.items():
     mine = lines[-1].get('row_bytes')
     rows.append([name, '' if mine is None else f'{mine:,.0f}', f'{lines[-1]["sent_bytes"]:,.0f}'])
@@ -146,19 +145,19 @@ def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_l
           'total_sent_bytes': (f'MB sent by a worker{but}', 1e6, 'log' if sent else 'linear')}
   if rate:
     axes[networks.KEY] = (f'seconds at {networks.rate_text(rate)}, by the cost model', 1, 'log')
-  figure = matplotlib.figure.Figure(figsize=(5 * len(axes), 4), layout='constrained', dpi=120)
+  figure = matplotlib.figure.Figure(figsize=(1.5 + 4.5 * len(axes), 4), layout='constrained', dpi=120)
   panels = figure.subplots(1, len(axes), sharey=True)
   for panel, (column, (name, unit, scale)) in zip(panels, axes.items(), strict=True):
     for run, lines in histories.items():
       shown = [line for line in lines if line.get(key) is not None]
-      panel.plot([line[column] / unit for line in shown], [line[key] for line in shown], '.-', label=run)
-    panel.set(xlabel=name, xscale=scale)
+      panel.plot([line[column] / unit for line in shown], [line[key] for line in shown], label=run,
+                 **pictures.points(shown))
+    panel.set(xlabel=name, xscale=scale, yscale='log')
     panel.grid(visible=True, which='major', alpha=0.3)
     _draw_best(panel, histories, key.replace('eval/', 'eval/best_'))
-  panels[0].set(ylabel=label, yscale='log')
-  for axis in (panels[0].yaxis, *(panel.xaxis for panel in panels)):
-    plain_ticks(axis)
-  panels[0].legend()
+  panels[0].set_ylabel(label)
+  pictures.plain_ticks(*panels)
+  pictures.legend_beside(figure)
   figure.savefig(path)
 
 
@@ -167,16 +166,3 @@ def _draw_best(panel, histories, key):
   known = {line[key] for lines in histories.values() for line in lines if line.get(key) is not None}
   for best in known:
     panel.axhline(best, linestyle='--', color='gray', label=f'best possible: {best:.3f}')
-
-
-def plain_ticks(axis: Any) -> None:
-  """Numbers as people write them beside the ticks of a matplotlib axis: 0.5 and 1,000, not powers of ten."""
-  from matplotlib import ticker
-  if axis.get_scale() == 'log':
-    low, high = axis.get_view_interval()
-    decades = math.log10(high / low)
-    # A short range has ticks where a linear axis would have them; powers of ten are too far apart.
-    axis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 5, 10]) if decades < 1 else ticker.LogLocator(
-        subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
-    axis.set_minor_formatter(ticker.NullFormatter())
-  axis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f'{x:,.6g}'))

@@ -5,7 +5,7 @@ import math
 import polars as pl
 
 from dct_jax import train
-from dct_jax.train import networks, report
+from dct_jax.train import networks, pictures
 
 MEASURES = ('test_loss', 'valid_loss', 'test_perplexity', 'train_loss')  # the first one that all runs have is drawn
 BETTER_HIGHER = ('accuracy', 'auc', 'bleu')
@@ -95,9 +95,9 @@ def draw(found, measure, grid, rate, path):
     _points(panel, shown, column, measure, [name for name in grid if name != 'seed'])
     panel.set(xlabel=label, xscale='log' if len(shown) and shown[column].min() > 0 else 'linear')
     panel.grid(visible=True, which='major', alpha=0.3)
-    report.plain_ticks(panel.xaxis)
   panels[0].set_ylabel(measure.replace('_', ' '))
-  panels[0].legend(loc='best')
+  pictures.plain_ticks(*panels)
+  pictures.legend_beside(figure)
   figure.savefig(path)
 
 
