@@ -53,8 +53,8 @@ def learnt(runs):
   """Table 4: what was learnt, and the difference to the baseline."""
   base = runs['baseline'][0][-1]
   unit = lambda column: '' if column == 'test_bleu' else ', nats'
-  heads = ['', *(c.replace('_', ' ') + unit(c) for c in COLUMNS), 'BLEU against the baseline', 'minutes',
-           'paper: train loss, test loss, BLEU']
+  name_of = lambda column: column.replace('_', ' ').replace('bleu', 'BLEU') + unit(column)
+  heads = ['', *map(name_of, COLUMNS), 'BLEU against the baseline', 'minutes', 'paper: train loss, test loss, BLEU']
   rows = []
   for name, (log, seconds) in runs.items():
     last = log[-1]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dct_jax import train
 from dct_jax.collectives.costs import Costs
 from dct_jax.netlab import Lab, advise, bits_per_second, calibrate, check, end_on_sigterm
+from dct_jax.train import results
 from dct_jax.transforms import make_mesh
 from dct_jax.transport import connect
 
@@ -61,7 +62,7 @@ def _lab(flags):
 
 
 def _run(flags):
-  typed = {train.results.COMMAND: shlex.join(['python', '-m', 'dct_jax.netlab', *sys.argv[1:]])}
+  typed = {results.COMMAND: shlex.join(['python', '-m', 'dct_jax.netlab', *sys.argv[1:]])}
   with _lab(flags) as lab:
     result = lab.run(flags.program, timeout=flags.timeout, environment=typed)
     for i, c in enumerate(result.counters or ()):

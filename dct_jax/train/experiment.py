@@ -142,7 +142,7 @@ def show(texts: Mapping[str, str], seed: Any = None) -> None:
   for text in texts.values():
     print(text)
   if FLAGS.results:
-    made = {key: text.made for key, text in texts.items() if isinstance(text, report.Lines)}
+    made = {key: text.made for key, text in texts.items() if isinstance(text, report.TableText)}
     results.add(FLAGS.results, {f'{name}_{key}' if name else key: one for key, one in made.items()}, seed=seed)
     print(f'results: {FLAGS.results}')
 

@@ -23,17 +23,17 @@ def table(histories: Histories, evaluated: Sequence[str] = ('train_loss', 'test_
   return _aligned([head, *(_row(name, lines[-1], evaluated) for name, lines in histories.items())])
 
 
-class Lines(str):
+class TableText(str):
   """A table as text; `made` is the table itself, as a file of results has it."""
 
   made: dict[str, Any]
 
 
-def lines(made: Mapping[str, Any]) -> Lines:
+def lines(made: Mapping[str, Any]) -> TableText:
   """A table of `results.table` as text, with its columns aligned."""
   rows = [made['head'], *made['rows']]
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  text = Lines('\n'.join('  '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows))
+  text = TableText('\n'.join('  '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows))
   text.made = dict(made)
   return text
 
@@ -63,7 +63,7 @@ def one_pass(history: Sequence[Mapping[str, float]], steps: int) -> dict[str, fl
   return {k: v for k, v in history[-1].items() if k not in ('step', *names)} | seconds
 
 
-def pass_table(histories: Histories, baseline: str = 'dense') -> Lines:
+def pass_table(histories: Histories, baseline: str = 'dense') -> TableText:
   """Seconds of a pass over the data, communication in brackets, as SparCML's table 2 has them.
 
   Args:
@@ -84,7 +84,7 @@ def pass_table(histories: Histories, baseline: str = 'dense') -> Lines:
   return _aligned(rows)
 
 
-def activation_table(histories: Histories) -> Lines:
+def activation_table(histories: Histories) -> TableText:
   """Bytes of a worker's activations at the cuts of its model in the last step, both ways, against dense ones.
 
   Args:
@@ -99,7 +99,7 @@ def activation_table(histories: Histories) -> Lines:
   return _aligned(rows)
 
 
-def row_table(histories: Histories) -> Lines:
+def row_table(histories: Histories) -> TableText:
   """Bytes that a worker sends for rows of embedding tables in the last step, beside those of all other gradients.
 
   Args:
