@@ -2,6 +2,10 @@
 
 import ml_collections
 
+import dct_jax
+from dct_jax import tables
+from dct_jax.boundaries import Cut
+from dct_jax.models import dlrm
 from dct_jax.partition import ready
 from dct_jax.train import experiment
 
@@ -67,6 +71,20 @@ VARIANTS = {
 
 def get_config(variant: str = 'hybrid'):
   return experiment.choose(base(), VARIANTS, variant)
+
+
+def check(config):
+  """Raises ValueError for what could not be built after the data is there."""
+  experiment.even_batch(config)
+  parts = dlrm.sections(config.splits, config.bottom, config.top)
+  if config.stages > 1 and len(parts) != config.stages:
+    raise ValueError(f'--stages={config.stages} wants {config.stages - 1} splits, got --splits={config.splits}')
+  if config.stages > 1 and config.masks != 'one':
+    raise ValueError(f"stages have one mask for both passes, got --masks={config.masks}")
+  Cut(config.mp_sparsity, config.activation_codec).check()
+  dct_jax.dct_dp(config.dp_sparsity, config.lifespan, tracking=config.tracking, selection=config.selection,
+                 value_codec=config.value_codec)
+  tables.make_optimizer(config.row_optimizer, config.row_learning_rate or config.learning_rate)
 
 
 def get_net(variant: str = 'baseline', batch: int = 0):

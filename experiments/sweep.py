@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
   """Says what is wrong in one line."""
 
   def error(self, message):
-    self.exit(2, f'{self.prog}: {message}\n')
+    self.exit(2, f'{self.prog}: error: {message}\n')
 
 
 def parse(arguments):
@@ -68,7 +68,7 @@ def main(arguments):
     try:
       measure = tables.measure_of(found, options.measure)
     except ValueError as error:
-      print(f'sweep.py: {error}', file=sys.stderr)
+      print(f'sweep.py: error: {error}', file=sys.stderr)
       return 2
     tables.draw(found, measure, grid.parse(options.grid), options.rate, workdir / 'pareto.png')
     print(f'figure: {workdir / "pareto.png"}')

@@ -72,8 +72,8 @@ def sampled_top_k(
     Lim et al., 3LC: Lightweight and Effective Traffic Compression for Distributed Machine Learning, MLSys 2019,
     section 4.2: "5% sparsification".
   """
-  fraction.check('keep', keep)
-  fraction.check('sample', sample)
+  keep = fraction.check('keep', keep)
+  sample = fraction.check('sample', sample)
   if callable(sample):
     raise ValueError(f'sample must be a number, not a schedule, got {sample=}')
   if least < 1:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,34 +50,34 @@ def available_cores() -> int:
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
-def exchange(line: Mapping[str, Any], workers: int, rate: str, latency: float = LATENCY,
-             row_bytes: float = 0.0) -> float:
+def exchange(line: Mapping[str, Any], workers: int, rate: str, latency: float = LATENCY) -> float:
   """Seconds of all exchanges until a line of a log.
 
   Args:
-    line: with `step` and `total_sent_bytes`.
+    line: with `step` and `total_sent_bytes`; with `total_row_bytes` if there are tables.
     workers: of the run.
     rate: of every link, as in '100mbit'.
     latency: seconds of a round.
-    row_bytes: of a step, for rows of tables.
   """
   round_seconds, byte_seconds, *_ = Costs.of_network(workers, bits_per_second(rate) / 8, latency).table[0]
-  rounds = ROUNDS + (ROW_ROUNDS if row_bytes else 0)
-  sent = line['total_sent_bytes'] + line['step'] * row_bytes
-  return line['step'] * rounds * round_seconds + sent * byte_seconds
+  return line['step'] * rounds(line) * round_seconds + sent_bytes(line) * byte_seconds
 
 
-def rows_of(history: History) -> float:
-  """Bytes that a worker sends in a step for rows of tables; 0 without any."""
-  found = [line['row_bytes'] for line in history if line.get('row_bytes') is not None]
-  return statistics.fmean(found) if found else 0.0
+def rounds(line: Mapping[str, Any]) -> int:
+  """Rounds of messages in a step."""
+  return ROUNDS + (ROW_ROUNDS if line.get('total_row_bytes') else 0)
+
+
+def sent_bytes(line: Mapping[str, Any]) -> float:
+  """What a worker has sent until a line, of gradients and of rows."""
+  return line['total_sent_bytes'] + line.get('total_row_bytes', 0)
 
 
 def timed(history: History, workers: int, rate: str, latency: float = LATENCY,
           cores: int | None = None) -> list[dict[str, Any]]:
   """The lines of a log with `network_seconds`: when they would have been reached on a network."""
-  compute, rows = computation(history, workers, cores), rows_of(history)
-  return [{**line, KEY: line['step'] * compute + exchange(line, workers, rate, latency, rows)}
+  compute = computation(history, workers, cores)
+  return [{**line, KEY: line['step'] * compute + exchange(line, workers, rate, latency)}
           for line in history if 'total_sent_bytes' in line]
 
 
@@ -109,18 +108,25 @@ def table(histories: Mapping[str, History], workers: Mapping[str, int], rates: S
     last = lines[-1]
     faster = {rate: f' ({first[rate] / x:.1f}x)' if first else '' for rate, x in found.items()}
     rows.append([name, f'{1e3 * computation(lines, workers[name], cores):.1f}',
-                 f'{last["total_sent_bytes"] / last["step"] + rows_of(lines):,.0f}',
+                 f'{sent_bytes(last) / last["step"]:,.0f}',
                  *(f'{1e3 * x:,.1f}{faster[rate]}' for rate, x in found.items())])
     first = first or found
-  sent = 'sent B/step, rows too' if any(map(rows_of, histories.values())) else 'sent B/step'
+  with_rows = any(lines[-1].get('total_row_bytes') for lines in histories.values())
+  sent = 'sent B/step, rows too' if with_rows else 'sent B/step'
   return results.table(['ms a step', 'computation', sent, *map(rate_text, rates)], rows)
 
 
-def explained(workers: int, has_rows: bool, latency: float = LATENCY, cores: int | None = None) -> str:
-  """The sentence below a table: how its numbers came about."""
+def explained(line: Mapping[str, Any], workers: int, latency: float = LATENCY, cores: int | None = None) -> str:
+  """The sentence below a table: how its numbers came about.
+
+  Args:
+    line: the last one of a run.
+    workers: of the run.
+    latency: as of `table`.
+    cores: likewise.
+  """
   cores = available_cores() if cores is None else cores
-  rounds = ROUNDS + (ROW_ROUNDS if has_rows else 0)
-  return (f'A step is computation + {rounds} rounds of {1e3 * latency:g} ms + bytes sent / rate. Computation is '
+  return (f'A step is computation + {rounds(line)} rounds of {1e3 * latency:g} ms + bytes sent / rate. Computation is '
           f"measured in the run (its quickest tenth), {workers} workers on {cores} core{'s'[:cores - 1]} here, and "
           'told for a worker with a core to itself.')
 

@@ -146,6 +146,7 @@ def test_values_with_commas_have_semicolons_between_them():
     (('digits_mlp', '--grid=seed=0', '--nothing'), 'unrecognized arguments'),
     (('digits_mlp', '--grid=sparsity=0.9,high'), '--sparsity=high'),
     (('digits_mlp', '--grid=sparse=1'), 'no flag --sparse'),
+    (('digits_mlp', '--grid=sparsity=0.9,1.5'), 'sparsity=1.5'),
     (('digits_mlp', '--grid=method=dct,magic'), "variant='magic'"),
     (('digits_mlp', '--grid=workdir=a,b'), '--workdir is not for sweeps'),
     (('digits_mlp', '--grid=seed=0', '--', '--seed=1'), 'behind -- as well'),
@@ -155,21 +156,20 @@ def test_what_is_wrong_is_said_in_one_line(arguments, message, tmp_path):
   before, behind = (arguments[:-2], arguments[-2:]) if '--' in arguments else (arguments, ())
   done = commands.run('sweep', *before, f'--workdir={tmp_path / "work"}', *behind)
   assert done.returncode == 2 and message in done.stderr, done.stderr
-  assert done.stderr.startswith('sweep.py: ') and len(done.stderr.splitlines()) == 1
+  assert done.stderr.startswith('sweep.py: error: ') and len(done.stderr.splitlines()) == 1
   assert not (tmp_path / 'work').exists()
 
 
 @pytest.mark.slow
 def test_a_sweep_of_an_experiment(tmp_path):
   pytest.importorskip('matplotlib')
-  arguments = ('digits_mlp', '--grid=sparsity=0.9,0.99,1.5', f'--workdir={tmp_path}')
+  arguments = ('digits_mlp', '--grid=sparsity=0.9,0.99', f'--workdir={tmp_path}')
   done = commands.run('sweep', *arguments, '--', '--workers=2', '--steps=4', '--method=dct', timeout=600)
-  assert done.returncode == 1 and '2 of 3 runs are there' in done.stdout, done.stderr
-  assert 'sparsity=1.5' in done.stderr and 'got sparsity=1.5' in done.stderr
+  assert done.returncode == 0 and '2 of 2 runs are there' in done.stdout, done.stderr
   found = pl.read_parquet(tmp_path / 'table.parquet')
-  assert found['sparsity'].to_list() == [0.9, 0.99, 1.5] and found['finished'].to_list() == [True, True, False]
+  assert found['sparsity'].to_list() == [0.9, 0.99] and found['finished'].all()
   assert found['total_sent_bytes'][0] > found['total_sent_bytes'][1] > 0
-  assert found.drop_nulls('seconds_at_100mbit').height == 2
+  assert (found['seconds_at_100mbit'] > found['computation_seconds']).all()
   assert pl.read_csv(tmp_path / 'table.csv').columns == found.columns
   assert (tmp_path / 'pareto.png').stat().st_size > 10_000
   other = commands.run('sweep', *arguments[:1], '--grid=sparsity=0.9', arguments[2], '--', '--workers=2', '--steps=5',

@@ -68,8 +68,9 @@ def prepare(path: str | os.PathLike, cache_dir: str | os.PathLike, *, vocabulary
     Sets of memory-mapped arrays. A field without any value has a vocabulary of 1.
 
   Raises:
-    ValueError: for options that make no sense, more malformed lines than allowed, or days that are not the
-      file's.
+    FileNotFoundError: if there is no such file.
+    ValueError: for options that make no sense, more malformed lines than allowed, days that are not the
+      file's, or a packed file that is damaged.
   """
   _check(vocabulary, min_count, buckets, days, test_share)
   name, cache, source = pathlib.Path(path).name, pathlib.Path(cache_dir), _identity(path)
@@ -80,12 +81,12 @@ def prepare(path: str | os.PathLike, cache_dir: str | os.PathLike, *, vocabulary
   cache.mkdir(parents=True, exist_ok=True)
   with _locked(cache / f'{name}.lock'):
     if not kept.exists():
-      parts, malformed = _read_parts(path, unpacked, max_malformed, progress)
+      parts, malformed = _read_whole(path, unpacked, max_malformed, progress)
       rows = _rows(parts)
       train_rows = _split(path, rows, days, test_share)
       about = {'train_rows': train_rows, 'test_from': rows if test else train_rows, **malformed}
       if test:
-        more, about['test_malformed'] = _read_parts(test, tested, max_malformed, progress)
+        more, about['test_malformed'] = _read_whole(test, tested, max_malformed, progress)
         parts += more
         if not _rows(more):
           raise ValueError(f'{test} has no rows to test on')
@@ -121,10 +122,34 @@ def _digest(what):
 
 @contextlib.contextmanager
 def _locked(path) -> Iterator[None]:
-  """One process at a time; the lock goes with the process that holds it."""
-  with open(path, 'w') as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    yield
+  """One process at a time; the lock goes with the process that holds it, and its file with the last one."""
+  while True:
+    with open(path, 'w') as file:
+      fcntl.flock(file, fcntl.LOCK_EX)
+      if not _is(file, path):  # who had it before has removed it: this is no lock any more
+        continue
+      try:
+        yield
+      finally:
+        os.unlink(path)
+      return
+
+
+def _is(file, path):
+  """Whether an open file is still the one at a path."""
+  try:
+    return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+  except FileNotFoundError:
+    return False
+
+
+def _read_whole(path, directory, max_malformed, progress):
+  """`_read_parts`, which leaves nothing of a damaged file: when that is mended, it is another one."""
+  try:
+    return _read_parts(path, directory, max_malformed, progress)
+  except text.DamagedError:
+    _remove(directory)
+    raise
 
 
 def _read_parts(path, directory, max_malformed, progress):

@@ -24,10 +24,11 @@ def load(data: str, cache_dir: str | os.PathLike, *, test: str = '', **options: 
       `criteo.prepare` or `frappe.load`.
 
   Raises:
-    ValueError: if there is no such file or directory, or it has another format.
+    FileNotFoundError: if there is no such file or directory.
+    ValueError: if it has another format.
   """
   if test and not os.path.isfile(test):
-    raise ValueError(f'there is no file to test on, got {test=}')
+    raise FileNotFoundError(f'there is no file {test!r} to test on')
   if data in ('', 'synthetic'):
     if test:
       raise ValueError(f'a file to test on needs data of its kind to train on, got {data=} and {test=}')
@@ -36,5 +37,5 @@ def load(data: str, cache_dir: str | os.PathLike, *, test: str = '', **options: 
     return frappe.load(data, cache_dir, test=test, **options)
   if os.path.isfile(data):
     return criteo.prepare(data, cache_dir, test=test, **options)
-  raise ValueError("data must be '', 'synthetic', a file in Criteo's format or a directory with Frappe's "
-                   f'files, got {data=}')
+  raise FileNotFoundError(f"there is no file or directory {data!r}: data is a file in Criteo's format, a directory with "
+                          "Frappe's files, or '' for synthetic clicks")

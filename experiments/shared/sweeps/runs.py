@@ -116,8 +116,8 @@ def _make(run, directory, cores, running, stopped):
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
       return ['another process is at this run']
-    started = directory / run.method / 'checkpoints'
-    goes_on = started.is_dir() and any(started.iterdir())
+    saved = directory / run.method / 'checkpoints'  # of all of it, or of its stages
+    goes_on = any(path.name.isdigit() for pattern in ('*', '*/*') for path in saved.glob(pattern))
     if not goes_on:
       shutil.rmtree(directory / run.method, ignore_errors=True)
     (directory / 'config.json').write_text(json.dumps(run.config, indent=1, sort_keys=True) + '\n')

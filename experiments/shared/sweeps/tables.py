@@ -9,7 +9,7 @@ from dct_jax.train import networks, pictures
 
 MEASURES = ('test_loss', 'valid_loss', 'test_perplexity', 'train_loss')  # the first one that all runs have is drawn
 BETTER_HIGHER = ('accuracy', 'auc', 'bleu')
-BYTES = ('encoded', 'moved', 'sent', 'dense')
+BYTES = ('encoded', 'moved', 'sent', 'dense', 'row', 'crossed')
 
 
 def table(runs, outcome, workdir, rate):
@@ -29,8 +29,7 @@ def row(run, outcome, workdir, rate):
   found = {'last_step': last['step']}
   found |= {k.removeprefix('eval/'): x for k, x in last.items() if k.startswith('eval/')}
   found |= {f'total_{k}_bytes': last.get(f'total_{k}_bytes') for k in BYTES}
-  found |= {'row_bytes_a_step': networks.rows_of(lines) or None, 'seconds': noted['seconds']}
-  found |= on_network(run, lines, noted['cores'], rate)
+  found |= {'seconds': noted['seconds']} | on_network(run, lines, noted['cores'], rate)
   return head | {f'final_{k}' if k in head else k: x for k, x in found.items()}
 
 
@@ -84,7 +83,7 @@ def draw(found, measure, grid, rate, path):
   """
   import matplotlib.figure
   seconds = f'seconds_at_{rate}'
-  axes = {'total_sent_bytes': ('MB sent by a worker', 1e6)}
+  axes = {'total_sent_bytes': ('MB of gradients sent by a worker', 1e6)}
   if seconds in found.columns:
     axes[seconds] = (f'seconds at {networks.rate_text(rate)}, by the cost model', 1)
   figure = matplotlib.figure.Figure(figsize=(6 * len(axes), 4.5), layout='constrained', dpi=120)

@@ -6,6 +6,7 @@ import gzip
 import lzma
 import math
 import os
+import time
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ def test_a_bad_file_to_test_on(log, tmp_path):
   (tmp_path / 'empty.tsv').write_bytes(b'')
   with pytest.raises(ValueError, match='no rows to test on'):
     prepare(log, test=tmp_path / 'empty.tsv')
-  with pytest.raises(ValueError, match=r"no file to test on, got test='nowhere.tsv'"):
+  with pytest.raises(FileNotFoundError, match=r"no file 'nowhere.tsv' to test on"):
     clicks.load(str(log), tmp_path / 'cache', test='nowhere.tsv')
   with pytest.raises(ValueError, match='needs data of its kind'):
     clicks.load('', tmp_path / 'cache', test=str(log))
@@ -301,3 +302,33 @@ def test_empty_columns(shared_data, tmp_path, kind):
   assert len(sets.train.label) + len(sets.test.label) == 45_840
   filled = [i for i, size in enumerate(sets.vocabularies, 1) if size > 1]
   assert filled == [6, 9, 14, 17, 20, 22, 23]
+
+
+@pytest.mark.parametrize('pack', [gzip.compress, lzma.compress])
+def test_a_file_that_is_cut_off_is_named_and_leaves_nothing(tmp_path, monkeypatch, pack):
+  monkeypatch.setattr(criteo, 'BLOCK', 1000)
+  path, packed = tmp_path / 'log.tsv.packed', pack(b''.join(np.random.default_rng(0).permutation(ROWS * 400)))
+  path.write_bytes(packed[:len(packed) // 2])
+  with pytest.raises(text.DamagedError, match='log.tsv.packed cannot be unpacked'):
+    prepare(path)
+  assert not list((tmp_path / 'cache').iterdir())
+  path.write_bytes(packed)
+  assert len(prepare(path).train.label) > 0
+  assert not list((tmp_path / 'cache').glob('*.lock'))
+
+
+def test_locks_are_one_at_a_time_although_their_file_goes(tmp_path):
+  """Whoever waits for a file that is removed meanwhile takes the new one."""
+  inside, most = [], []
+
+  def enter(number):
+    with criteo._locked(tmp_path / 'lock'):
+      inside.append(number)
+      most.append(len(inside))
+      time.sleep(0.002)
+      inside.remove(number)
+
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    list(pool.map(enter, range(40)))
+  assert len(most) == 40 and max(most) == 1
+  assert not list(tmp_path.iterdir())
