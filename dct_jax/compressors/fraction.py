@@ -42,8 +42,8 @@ def number(name: str, value: Any) -> float:
         'optax.chain(dct_jax.dct_dp(...), optax.inject_hyperparams(optax.sgd)(...)), and give a schedule (a function '
         f'of the step) where {name} may be one and shall change')
   if isinstance(value, (np.generic, np.ndarray, jax.Array)) and not np.shape(value):
-    kind, value = np.asarray(value).dtype, np.asarray(value)[()]
-    value = bool(value) if kind == bool else float(str(value))
+    single = np.asarray(value)[()]
+    value = bool(single) if single.dtype.kind == 'b' else float(str(single)) if single.dtype.kind in 'fiuV' else value
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     raise ValueError(f'{name} must be a number, got {name}={value!r}')
   return value

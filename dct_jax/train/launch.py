@@ -8,7 +8,6 @@ are prefixed with the number of their process. When one fails, all are ended.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import queue

@@ -110,7 +110,7 @@ def run(
                      'restore it (--resume in experiments), or use another directory')
   replicas.check_replicas((params, opt_state))
   account = _Account(params, checkpoints.totals(start) if checkpoints and start else {}, examples, unit)
-  source, at, history = iter(batches), start, []
+  source, at, history, stop = iter(batches), start, [], None
   patience = _Patience()
   with _Bar(start, steps, progress) as bar, _interrupts() as interrupted:
     batch = next(source, None) if start < steps else None
@@ -139,7 +139,9 @@ def run(
       if checkpoints is not None and (stop or due(checkpoint_every)):
         checkpoints.save(at, params, opt_state, account.totals)
       if stop:
-        raise _farewell(stop, at, checkpoints)
+        break
+  if stop:  # after the bar's last line
+    raise _farewell(stop, at, checkpoints)
   if at < steps:
     logging.warning('batches ended after step %d of %d', at, steps)
   return TrainResult(params, opt_state, at, history)

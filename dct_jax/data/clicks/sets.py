@@ -37,5 +37,5 @@ def load(data: str, cache_dir: str | os.PathLike, *, test: str = '', **options: 
     return frappe.load(data, cache_dir, test=test, **options)
   if os.path.isfile(data):
     return criteo.prepare(data, cache_dir, test=test, **options)
-  raise FileNotFoundError(f"there is no file or directory {data!r}: data is a file in Criteo's format, a directory with "
-                          "Frappe's files, or '' for synthetic clicks")
+  raise FileNotFoundError(f"there is no file or directory {data!r}: data is a file in Criteo's format, a directory "
+                          "with Frappe's files, or '' for synthetic clicks")
