@@ -50,9 +50,7 @@ def markdown(made):
 
 
 def origin(found):
-  """How a file, or a table with a command of its own, was made; in a line. A paper's table has a `source` instead."""
-  if 'source' in found:
-    return found['source']
+  """How a file, or a table with a command of its own, was made; in a line."""
   seeds = [] if found['seed'] is None else found['seed'] if isinstance(found['seed'], list) else [found['seed']]
   said = [f'seed{"s"[:len(seeds) - 1]} {", ".join(map(str, seeds))}; '] if seeds else ['']
   return f'`{found["command"]}`; {said[0]}{found["date"]}; {found["machine"]}; JAX {found["versions"]["jax"]}'
@@ -63,7 +61,8 @@ def rendered(text):
   def table(match):
     found = load(match[2])
     made = entry(match[2], 'tables', match[3])
-    return f'{match[1]}\n{markdown(made)}\n\n<small>{origin({**found, **made})}</small>\n\n{match[4]}'
+    said = made.get('source') or origin({**found, **made})  # a table of a paper says which one it is
+    return f'{match[1]}\n{markdown(made)}\n\n<small>{said}</small>\n\n{match[4]}'
 
   def value(match):
     return f'{match[1]}{format(entry(match[2], "values", match[3]), match[4])}{match[5]}'

@@ -29,6 +29,19 @@ def test_a_file_says_how_it_was_made(file):
   assert file['versions']['jax'][0].isdigit() and 'cores' in file['machine'] and file['seed'] == [0, 1]
 
 
+def test_rows_have_the_length_of_the_head():
+  with pytest.raises(ValueError, match='a row of 1 cells'):
+    results.table(['', 'ms'], [['pack']])
+
+
+def test_a_page_is_rendered(file):
+  page = 'It is\n<!-- table small main -->\nold\n<!-- end -->\nand <!-- value small ratio .2f -->9<!-- end --> times.'
+  new = render.rendered(page)
+  assert '| pack | 1.5 |' in new and 'old' not in new and '-->0.75<!--' in new
+  assert '`python benchmarks/small.py`; seeds 0, 1' in new and file['date'] in new
+  assert render.rendered(new) == new
+
+
 def test_tables_are_put_beside_others(file, tmp_path):
   path = tmp_path / 'small.json'
   found = results.add(path, {'more': results.table(['a'], [[1]])}, seed=2, command='python again.py')
@@ -54,19 +67,6 @@ def test_the_command_is_what_a_user_typed(monkeypatch):
   assert results.running() == 'python experiments/digits_mlp.py --seed=1'
   monkeypatch.setenv(results.COMMAND, 'python -m dct_jax.netlab run -- python experiments/digits_mlp.py')
   assert results.running().startswith('python -m dct_jax.netlab')
-
-
-def test_rows_have_the_length_of_the_head():
-  with pytest.raises(ValueError, match='a row of 1 cells'):
-    results.table(['', 'ms'], [['pack']])
-
-
-def test_a_page_is_rendered(file):
-  page = 'It is\n<!-- table small main -->\nold\n<!-- end -->\nand <!-- value small ratio .2f -->9<!-- end --> times.'
-  new = render.rendered(page)
-  assert '| pack | 1.5 |' in new and 'old' not in new and '-->0.75<!--' in new
-  assert '`python benchmarks/small.py`; seeds 0, 1' in new and file['date'] in new
-  assert render.rendered(new) == new
 
 
 @pytest.mark.parametrize('page, message', [

@@ -91,7 +91,7 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
       again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
       return launch.launch(again, workers)
     begin(workers)
-    if predicts:
+    if predict is not None and FLAGS.predict:
       predict(configs[names[0]], workdir / names[0], FLAGS.predict)
       return 0
     for name, config in configs.items():

@@ -102,7 +102,8 @@ def table(histories: Mapping[str, History], workers: Mapping[str, int], rates: S
   Returns:
     A table as `results.table` makes it.
   """
-  rows, first = [], {}
+  rows: list[list[str]] = []
+  first: dict[str, float] = {}
   for name, lines in histories.items():
     found = step_seconds(lines, workers[name], rates, latency, cores)
     last = lines[-1]
