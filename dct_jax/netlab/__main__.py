@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 
 from dct_jax import commands, train
 from dct_jax.collectives.costs import Costs
 from dct_jax.netlab import Lab, advise, bits_per_second, calibrate, check, end_on_sigterm
+from dct_jax.train import results
 from dct_jax.transforms import make_mesh
 from dct_jax.transport import connect
 
@@ -59,8 +61,9 @@ def _lab(flags):
 
 
 def _run(flags):
+  typed = {results.COMMAND: shlex.join(['python', '-m', 'dct_jax.netlab', *sys.argv[1:]])}
   with _lab(flags) as lab:
-    result = lab.run(flags.program, timeout=flags.timeout)
+    result = lab.run(flags.program, timeout=flags.timeout, environment=typed)
     for i, c in enumerate(result.counters or ()):
       print(f'host {i}: sent {c.sent_bytes:,} bytes in {c.sent_packets:,} packets, '
             f'received {c.received_bytes:,} bytes')

@@ -15,7 +15,7 @@ import jax
 from absl import app, flags, logging
 
 from dct_jax import commands
-from dct_jax.train import checkpoint, distributed, launch, preflight, report
+from dct_jax.train import checkpoint, claims, distributed, launch, preflight, report, results
 from dct_jax.train.metrics import read_metrics
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
@@ -31,8 +31,8 @@ _overrides: list[str] = []  # names of the flags that take precedence over the c
 def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, str]]) -> None:
   """Defines the flags of an experiment.
 
-  These are --config, --method, --launch, --workdir, --resume, those of `distributed`, and flags
-  that take precedence over the configuration: --workers, --steps, --seed and `overrides`.
+  These are --config, --method, --launch, --workdir, --resume, --results, --results_name, those of `distributed`, and
+  flags that take precedence over the configuration: --workers, --steps, --seed and `overrides`.
 
   Args:
     config: path of a file with `get_config(variant)`, which returns a ConfigDict with `workers`.
@@ -45,6 +45,8 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
                     'Whether a worker is a device of this process or a process of its own.')
   flags.DEFINE_string('workdir', None, 'Directory for logs, checkpoints and figures; a new one unless given.')
   flags.DEFINE_bool('resume', False, 'Whether to go on from the checkpoints in --workdir.')
+  flags.DEFINE_string('results', None, 'JSON file that the tables at the end are put into, beside those it has.')
+  flags.DEFINE_string('results_name', None, 'Name that these tables have in --results; by default names of their own.')
   for name, (kind, text) in (COMMON | dict(overrides)).items():
     KINDS[kind](name, None, text)
   _overrides.extend((*COMMON, *overrides))
@@ -73,16 +75,18 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
     _say_beginnings(preflight.place(workdir, names, FLAGS.resume), workdir)
     if FLAGS.launch == 'processes':
+      os.environ.setdefault(results.COMMAND, results.running())
       again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
       return launch.launch(again, workers)
     begin(workers)
+    if jax.process_index() == 0:
+      claims.claim(workdir)
     for name, config in configs.items():
       train_one(config, workdir / name)
     if jax.process_index() == 0:
       runs = {name: read_metrics(workdir / name) for name in names}
-      print('\n'.join(filter(None, (report.table(runs, columns), report.sent_table(runs)))))
-      if more is not None:
-        print(more(runs))
+      texts = {'runs': report.table(runs, columns), 'sent': report.sent_table(runs), 'more': more(runs) if more else ''}
+      show({name: text for name, text in texts.items() if text}, sorted({config.seed for config in configs.values()}))
       report.plot(runs, workdir / 'loss.png')
       print(f'figure: {workdir / "loss.png"}')
     return 0
@@ -116,6 +120,22 @@ def _say_beginnings(names, workdir):
   """Of what --resume does not resume, on one process."""
   if FLAGS.resume and names and not distributed.several():
     print(f'no checkpoint in {workdir} of {", ".join(names)}: begun at step 0', file=sys.stderr)
+
+
+def show(texts: Mapping[str, str], seed: Any = None) -> None:
+  """Prints tables, and puts them into the file of --results if there is one.
+
+  Args:
+    texts: name -> lines. Those of `report.lines` are tables of a file of results; other text is printed only.
+    seed: of the runs; one, or several.
+  """
+  name = FLAGS.results_name
+  for text in texts.values():
+    print(text)
+  if FLAGS.results:
+    made = {key: text.made for key, text in texts.items() if isinstance(text, report.TableText)}
+    results.add(FLAGS.results, {f'{name}_{key}' if name else key: one for key, one in made.items()}, seed=seed)
+    print(f'results: {FLAGS.results}')
 
 
 def begin(workers: int) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dct_jax.train import results
 
 Histories = Mapping[str, Sequence[Mapping[str, float]]]  # by the name of the run
 
@@ -23,10 +26,23 @@ def table(histories: Histories, evaluated: Sequence[str] = ('train_loss', 'test_
   return _aligned([head, *(_row(name, lines[-1], evaluated) for name, lines in histories.items())])
 
 
-def _aligned(rows):
+class TableText(str):
+  """A table as text; `made` is the table itself, as a file of results has it."""
+
+  made: dict[str, Any]
+
+
+def lines(made: Mapping[str, Any]) -> TableText:
+  """A table of `results.table` as text, with its columns aligned."""
+  rows = [made['head'], *made['rows']]
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  return '\n'.join('  '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
-                   for row in rows)
+  text = TableText('\n'.join('  '.join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows))
+  text.made = dict(made)
+  return text
+
+
+def _aligned(rows):
+  return lines(results.table(rows[0], rows[1:]))
 
 
 def _row(name, last, evaluated):
@@ -37,7 +53,7 @@ def _row(name, last, evaluated):
           f'{sent / steps:,.0f}', f'{sent / 1e6:,.2f}']
 
 
-def sent_table(histories: Histories) -> str:
+def sent_table(histories: Histories) -> str | TableText:
   """What a worker, all of its stages together, has sent of gradients, of rows and of activations; '' if only the first.
 
   Args:
@@ -66,7 +82,7 @@ def one_pass(history: Sequence[Mapping[str, float]], steps: int) -> dict[str, fl
   return {k: v for k, v in history[-1].items() if k not in ('step', *names)} | seconds
 
 
-def pass_table(histories: Histories, baseline: str = 'dense') -> str:
+def pass_table(histories: Histories, baseline: str = 'dense') -> TableText:
   """Seconds of a pass over the data, communication in brackets, as SparCML's table 2 has them.
 
   Args:
@@ -87,7 +103,7 @@ def pass_table(histories: Histories, baseline: str = 'dense') -> str:
   return _aligned(rows)
 
 
-def activation_table(histories: Histories) -> str:
+def activation_table(histories: Histories) -> TableText:
   """Bytes of a worker's activations at the cuts of its model in the last step, both ways, against dense ones.
 
   Cuts between stages send them. Those inside of a worker send nothing: bytes are what would cross.
@@ -105,7 +121,7 @@ def activation_table(histories: Histories) -> str:
   return _aligned(rows)
 
 
-def row_table(histories: Histories) -> str:
+def row_table(histories: Histories) -> TableText:
   """Bytes that a worker sends for rows of embedding tables in the last step, beside those of all other gradients.
 
   Args:

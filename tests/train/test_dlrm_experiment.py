@@ -109,7 +109,8 @@ def test_stages_in_processes_train_as_cuts_inside_a_device_also_after_a_kill(tmp
 
 @pytest.mark.slow
 def test_figures_of_thresholds(tmp_path):
-  flags = ('--workers=2', '--gradients=0.95', '--activations=0.9', f'--workdir={tmp_path}')
+  flags = ('--workers=2', '--gradients=0.95', '--activations=0.9', f'--workdir={tmp_path}',
+           f'--results={tmp_path / "found.json"}')
   done = run(*flags, '--steps=8', '--window=4', name='dlrm_figures')
   assert done.returncode == 0, done.stderr
   gradients, activations = (json.loads((tmp_path / f'figure{n}.json').read_text()) for n in (2, 5))
@@ -118,6 +119,9 @@ def test_figures_of_thresholds(tmp_path):
   without, applied = activations['bottom2, 90%']['without'], activations['bottom2, 90%']['with']
   assert without == pytest.approx(applied, rel=0.1)  # eight steps do not change much
   assert all((tmp_path / f'figure{n}.png').stat().st_size > 10_000 for n in (2, 5))
+  found = json.loads((tmp_path / 'found.json').read_text())['tables']
+  assert found['figure2']['rows'][0][:2] == ['95.0%', f'{gradients["95.0%"]["largest"]:.0%}']
+  assert found['figure5']['rows'][0][1] == ', '.join(f'{tau:.3f}' for tau in without)
   again = run(*flags, '--steps=8', '--window=4', name='dlrm_figures')
   assert again.stdout == done.stdout and 'step/s' not in again.stderr  # nothing was left to do
 

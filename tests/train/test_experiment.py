@@ -1,5 +1,6 @@
 """The experiments from their command lines, for a few steps."""
 
+import json
 import os
 import pathlib
 import signal
@@ -24,7 +25,7 @@ def run(*arguments, name='digits_mlp'):
 
 
 def test_compares_and_resumes(tmp_path):
-  flags = ('--workers=2', '--steps=8', f'--workdir={tmp_path}')
+  flags = ('--workers=2', '--steps=8', f'--workdir={tmp_path}', f'--results={tmp_path / "found.json"}')
   done = run(*flags)
   assert done.returncode == 0, done.stderr
   head, dense, dct = done.stdout.splitlines()[:3]
@@ -32,6 +33,9 @@ def test_compares_and_resumes(tmp_path):
   assert dense.split()[0] == 'dense'
   assert dct.split()[0] == 'dct'
   assert (tmp_path / 'loss.png').stat().st_size > 10_000
+  found = json.loads((tmp_path / 'found.json').read_text())
+  assert found['tables']['runs']['rows'][:2] == [dense.split(), dct.split()] and found['seed'] == [0]
+  assert found['command'] == f'python experiments/digits_mlp.py {" ".join(flags)}'
   again = run(*flags, '--resume')
   assert again.stdout == done.stdout  # nothing was left to do
   other = run(*flags, '--resume', '--sparsity=0.9', '--method=dct')

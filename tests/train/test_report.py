@@ -1,6 +1,6 @@
 """What is made of the lines of a log."""
 
-from dct_jax.train import report
+from dct_jax.train import report, results
 
 
 def test_evaluations_are_columns_of_the_lines_that_have_them():
@@ -40,3 +40,9 @@ def test_cuts_inside_of_a_worker_send_nothing():
   rows = report.activation_table({'inside': [bytes_of], 'stages': [bytes_of | {'total_crossed_bytes': 20}],
                                   'none': [{}]}).splitlines()
   assert [row.split()[-1] for row in rows] == ['sent', 'no', 'yes', '0']
+
+
+def test_lines_know_their_table():
+  made = results.table(['', 'ms'], [['pack', 1.5], ['addition', '12.25']])
+  text = report.lines(made)
+  assert text.splitlines() == ['             ms', '    pack    1.5', 'addition  12.25'] and text.made == made
