@@ -117,9 +117,9 @@ def measures(count):
   os.environ.setdefault('RAY_worker_niceness', '0')  # workers would give way to all else
   with on_ray.cluster(None):
     links, rows = ray_and_links(), clock_against_ray(count)
-  table('there and back, ms', [('', 'Ray', 'our connections'), *(
+  table('there_and_back', 'there and back, ms', [('', 'Ray', 'our connections'), *(
       (f'{size >> 10} KB', *(f'{1e3 * times[k]:.2f}' for k in ('ray', 'links'))) for size, times in links.items())])
-  table('the clock beside Ray', [
+  table('clock', 'the clock beside Ray', [
       ('groups, trainers, nets', 'examples/s on Ray', 'by the clock', 'over', 'staleness on Ray', 'by the clock'), *(
           (' x '.join(map(str, setting)), f'{ran:,.0f}', f'{told:,.0f}', f'{told / ran:.2f}', f'{a:.2f}', f'{b:.2f}')
           for setting, ran, told, a, b in rows)])

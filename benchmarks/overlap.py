@@ -18,7 +18,7 @@ import matplotlib.figure
 import numpy as np
 import optax
 from absl import app, flags
-from timing import result_in_lab, table
+from timing import finish, result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, train
@@ -135,13 +135,13 @@ def main(argv):
   alone = float(np.median(result['alone']))
   rows = [('', 'ms a step', 'saved'), ('computation alone', f'{1e3 * alone:.1f}', '')]
   rows += [(name, f'{1e3 * t:.1f}', f'{1 - t / median["blocking"]:.0%}') for name, t in median.items()]
-  table(f'{WIDTH * WIDTH * DEPTH:,} parameters, {HOSTS.value} hosts at {RATE.value}, {KEPT.value:.1%} sent, '
+  table('steps', f'{WIDTH * WIDTH * DEPTH:,} parameters, {HOSTS.value} hosts at {RATE.value}, {KEPT.value:.1%} sent, '
         f'{result["bytes"]:,.0f} bytes a message', rows)
   draw(result['spans'], PICTURE.value)
   pathlib.Path(PICTURE.value).with_suffix('.json').write_text(json.dumps(result['spans']))
   print(f'timeline: {PICTURE.value}')
-  print(json.dumps({'late_saving': round(1 - median['one step late'] / median['blocking'], 3),
-                    'bucket_saving': round(1 - median['4 buckets'] / median['blocking'], 3)}))
+  finish({'late_saving': round(1 - median['one step late'] / median['blocking'], 3),
+          'bucket_saving': round(1 - median['4 buckets'] / median['blocking'], 3)}, seed=0)
 
 
 if __name__ == '__main__':

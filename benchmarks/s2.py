@@ -19,7 +19,7 @@ import numpy as np
 from absl import app, flags
 from jax.sharding import PartitionSpec as P
 from sparse_loads import doubling, in_blocks, parallax, stream_of, text_rows, top_blocks
-from timing import interface_sent, result_in_lab, table
+from timing import finish, interface_sent, result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, tables, train
@@ -134,9 +134,10 @@ def tables_of(results):
         low, high = np.quantile(row['times'][name], [0.25, 0.75])
         lines.append((name, f'{1e3 * middle[name]:.1f}', f'{1e3 * low:.1f}-{1e3 * high:.1f}',
                       f'{row["bytes"][name] / 1e3:.0f}', f'{middle["all-gather"] / middle[name]:.2f}'))
-      table(f'{result["setting"]}, {row["title"]}: {row["rows"]:.0f} of {row["universe"]} blocks of {row["unit"]} a '
-            f'worker, the union has {row["union"] / row["rows"]:.2f} times as many; others had '
-            f'{result["stolen"]:.1%} of the machine', lines)
+      title = (f'{result["setting"]}, {row["title"]}: {row["rows"]:.0f} of {row["universe"]} blocks of {row["unit"]} a '
+               f'worker, the union has {row["union"] / row["rows"]:.2f} times as many; others had '
+               f'{result["stolen"]:.1%} of the machine')
+      table(f'{result["setting"]}_{row["load"]}', title, lines)
 
 
 def keys(results):
@@ -180,8 +181,8 @@ def scaling():
   lines = [('MB a worker sends', *(f'{p}' for p in counts))]
   columns = [bytes_by_model(load, p, found[p]) for p in counts]
   lines += [(name, *(f'{c[name] / 1e6:.2f}' for c in columns)) for name in columns[0]]
-  table(f'{load.name}, by the cost model; unions are of real index sets, S2 has a lambda of {PASSING.value:g} of them',
-        lines)
+  table('model', f'{load.name}, by the cost model; unions are of real index sets, S2 has a lambda of {PASSING.value:g} '
+        'of them', lines)
   each = float(np.mean([len(load.ids(w, 0)) for w in range(8)]))
   cross = model.union_crossover(load.universe * load.unit, each * load.unit,
                                 lambda p: load.unit * unions(load, (p,))[p], unit=load.unit, most=128)
@@ -227,7 +228,7 @@ def main(argv):
   columns, counts, cross = scaling()
   draw(results, columns, counts, path)
   print(f'picture: {path}')
-  print(json.dumps(keys(results) | {'union_crossover': cross}))
+  finish(keys(results) | {'union_crossover': cross}, seed=[0, 1, 2])
 
 
 if __name__ == '__main__':

@@ -49,7 +49,7 @@ def random_k(
   References:
     Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
   """
-  keep = check('keep', keep)
+  check('keep', keep)
   if shared and value_codec != 'float32':
     raise ValueError(f'shared messages are summed on the way as float32, got {value_codec=}')
 

@@ -73,7 +73,7 @@ def sampled_top_k(
     section 4.2: "5% sparsification".
   """
   keep = fraction.check('keep', keep)
-  sample = fraction.check('sample', sample)
+  fraction.check('sample', sample)
   if callable(sample):
     raise ValueError(f'sample must be a number, not a schedule, got {sample=}')
   if least < 1:

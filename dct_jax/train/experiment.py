@@ -15,7 +15,7 @@ import jax
 from absl import app, flags, logging
 
 from dct_jax import commands
-from dct_jax.train import checkpoint, distributed, launch, networks, preflight, report, results
+from dct_jax.train import checkpoint, claims, distributed, launch, networks, preflight, report, results
 from dct_jax.train.metrics import read_metrics
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
@@ -94,6 +94,8 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     if predict is not None and FLAGS.predict:
       predict(configs[names[0]], workdir / names[0], FLAGS.predict)
       return 0
+    if jax.process_index() == 0:
+      claims.claim(workdir)
     for name, config in configs.items():
       train_one(config, workdir / name)
     if jax.process_index() == 0:
@@ -154,6 +156,12 @@ def _on_networks(runs, configs):
   return timed, FLAGS.figure_rate, {'time': report.lines(networks.table(runs, workers)), 'how': said}
 
 
+def _say_beginnings(names, workdir):
+  """Of what --resume does not resume, on one process."""
+  if FLAGS.resume and names and not distributed.several():
+    print(f'no checkpoint in {workdir} of {", ".join(names)}: begun at step 0', file=sys.stderr)
+
+
 def show(texts: Mapping[str, str], seed: Any = None) -> None:
   """Prints tables, and puts them into the file of --results if there is one.
 
@@ -168,12 +176,6 @@ def show(texts: Mapping[str, str], seed: Any = None) -> None:
     made = {key: text.made for key, text in texts.items() if isinstance(text, report.TableText)}
     results.add(FLAGS.results, {f'{name}_{key}' if name else key: one for key, one in made.items()}, seed=seed)
     print(f'results: {FLAGS.results}')
-
-
-def _say_beginnings(names, workdir):
-  """Of what --resume does not resume, on one process."""
-  if FLAGS.resume and names and not distributed.several():
-    print(f'no checkpoint in {workdir} of {", ".join(names)}: begun at step 0', file=sys.stderr)
 
 
 def begin(workers: int) -> None:

@@ -22,10 +22,9 @@ from typing import TextIO
 
 from dct_jax import commands
 from dct_jax.commands import INTERRUPTED, TERMINATED
-from dct_jax.train import memory
+from dct_jax.train import lifeline, memory
 
 TIMED_OUT = 124  # as timeout(1) has it
-SAVING = 30.0  # seconds for saving a checkpoint after Ctrl-C or SIGTERM
 
 
 def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
@@ -35,7 +34,8 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
            prefix: Callable[[int], Sequence[str]] = lambda i: ()) -> int:
   """Runs `argv` in several processes of this machine that find each other.
 
-  Ctrl-C and SIGTERM are passed on once, and leave them 30 seconds to save a checkpoint.
+  Ctrl-C and SIGTERM are passed on once, and leave them 30 seconds to save a checkpoint. If this process ends in any
+  other way, those that have called `dct_jax.train.start` end, too.
 
   Args:
     argv: program and arguments; a first 'python' means this interpreter.
@@ -68,17 +68,18 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
   children: list[subprocess.Popen] = []
   readers: list[threading.Thread] = []
   ended: queue.Queue[tuple[int, int]] = queue.Queue()
-  with _sigterm_raises():
+  with lifeline.held() as end, _sigterm_raises():
     try:
       for i in range(processes):
-        children.append(_start([*prefix(i), *argv], shared | {'DCT_JAX_PROCESS_ID': str(i)}))
+        mine = lifeline.environment(end) | {'DCT_JAX_PROCESS_ID': str(i)}
+        children.append(_start([*prefix(i), *argv], shared | mine, end))
         readers.append(_follow(i, children[i], ended, output or sys.stdout))
       code, why = _wait(processes, ended, timeout)
       _end(children, grace)
     except (KeyboardInterrupt, _Terminated) as stop:
       number, code = (signal.SIGTERM, TERMINATED) if isinstance(stop, _Terminated) else (signal.SIGINT, INTERRUPTED)
       _signal(children, number)
-      _await(children, SAVING)
+      _await(children, lifeline.SAVING)
       why = ''
     finally:
       _end(children, 0)
@@ -127,11 +128,11 @@ def _free_port():
     return probe.getsockname()[1]
 
 
-def _start(argv, environment):
+def _start(argv, environment, end):
   # Its own session: Ctrl-C reaches it through us, once, and not from the terminal as well.
   return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors='replace',
-                          start_new_session=True)
+                          start_new_session=True, pass_fds=(end,))
 
 
 def _follow(index, child, ended, output):

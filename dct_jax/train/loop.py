@@ -109,6 +109,8 @@ def run(
     raise ValueError(f'{checkpoints.directory} holds step {checkpoints.latest()} already, got {start=}: '
                      'restore it (--resume in experiments), or use another directory')
   replicas.check_replicas((params, opt_state))
+  if checkpoints is not None:
+    checkpoints.claim()  # makes the directory: no process is still looking whether it is there
   account = _Account(params, checkpoints.totals(start) if checkpoints and start else {}, examples, unit)
   source, at, history, stop = iter(batches), start, [], None
   patience = _Patience()
@@ -140,6 +142,8 @@ def run(
         checkpoints.save(at, params, opt_state, account.totals)
       if stop:
         break
+    if jax.process_count() == 1:  # a signal in the last save is not forgotten; several have no step to agree on
+      stop = interrupted(at)
   if stop:  # after the bar's last line
     raise _farewell(stop, at, checkpoints)
   if at < steps:
@@ -262,7 +266,7 @@ def _interrupts():
   alone.
   """
   alone, pressed = jax.process_count() == 1, []
-  again = {signal.SIGINT: signal.default_int_handler}
+  again: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
   if alone and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
     again[signal.SIGTERM] = signal.SIG_DFL
   if threading.current_thread() is not threading.main_thread():

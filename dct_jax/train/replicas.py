@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from dct_jax.train import checksums
 
 
 def check_replicas(tree: Any) -> None:
@@ -32,7 +33,7 @@ def check_replicas(tree: Any) -> None:
   first: Any = leaves[0][1].sharding.device_set if leaves else ()
   group = min((d.id for d in first), default=0)
   counts = _gather([group, len(leaves)])  # before the checksums: different lengths could not be gathered
-  sums = [_checksum(leaf) for _, leaf in leaves]
+  sums = [checksums.crc(leaf.addressable_data(0)) for _, leaf in leaves]
   table = _gather(sums + [0] * (int(counts[:, 1].max()) - len(sums)))
   for one in np.unique(counts[:, 0]):
     here = counts[:, 0] == one
@@ -43,10 +44,6 @@ def check_replicas(tree: Any) -> None:
 
 def _gather(numbers):
   return np.asarray(multihost_utils.process_allgather(np.array(numbers, np.uint32)))
-
-
-def _checksum(leaf):
-  return zlib.crc32(np.ascontiguousarray(leaf.addressable_data(0)).tobytes())
 
 
 def _compare(names, table):

@@ -53,7 +53,7 @@ def _row(name, last, evaluated):
           f'{sent / steps:,.0f}', f'{sent / 1e6:,.2f}']
 
 
-def sent_table(histories: Histories) -> str:
+def sent_table(histories: Histories) -> str | TableText:
   """What a worker, all of its stages together, has sent of gradients, of rows and of activations; '' if only the first.
 
   Args:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 COMMAND = 'DCT_JAX_COMMAND'  # variable with what a user typed, where another program starts the one that measures
 PACKAGES = ('jax', 'jaxlib', 'numpy', 'optax', 'flax')
+RIVALS = ('torch', 'ray')  # what numbers may be compared with, where it is installed
 FEATURES = ('avx512f', 'avx2', 'neon')  # the widest vectors that a processor has, by what kernels care about
 
 
@@ -89,12 +92,13 @@ def running() -> str:
   if COMMAND in os.environ:
     return os.environ[COMMAND]
   script = pathlib.Path(sys.argv[0])
-  return ' '.join(['python', f'{script.parent.name}/{script.name}', *sys.argv[1:]])
+  return shlex.join(['python', f'{script.parent.name}/{script.name}', *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:
-  """Names -> versions of the packages that numbers depend on most."""
-  return {name: importlib.metadata.version(name) for name in PACKAGES}
+  """Names -> versions of the packages that numbers depend on most, and of rivals that are installed."""
+  there = [name for name in RIVALS if importlib.util.find_spec(name)]
+  return {name: importlib.metadata.version(name) for name in (*PACKAGES, *there)}
 
 
 def machine() -> str:

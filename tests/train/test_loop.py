@@ -117,6 +117,19 @@ def test_sigterm_saves_and_ends_as_shells_expect(tmp_path, capsys):
   assert signal.getsignal(signal.SIGTERM) is before == signal.SIG_DFL
 
 
+def test_a_signal_during_the_last_save_is_not_forgotten(tmp_path):
+  """A series of runs would go on."""
+  class Slow(train.Checkpoints):
+    def save(self, *args):
+      os.kill(os.getpid(), signal.SIGTERM)
+      super().save(*args)
+
+  checkpoints = Slow(tmp_path, {})
+  with pytest.raises(SystemExit):
+    program.Program(2).run(2, checkpoints=checkpoints)
+  assert checkpoints.latest() == 2
+
+
 def test_somebody_elses_handler_of_sigterm_stays():
   p, heard = program.Program(2), []
   before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
