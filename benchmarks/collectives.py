@@ -201,9 +201,12 @@ def draw(results, path):
   for ax, result in zip(axes.flat, results, strict=False):
     rows = [r for r in result['rows'] if r['kind'] == 'random']
     for name in CONTENDERS:
-      points = [(r['density'], *np.quantile(r['times'][name], [0.25, 0.5, 0.75])) for r in rows]
+      points = [(r['density'], *np.quantile(r['times'][name], [0.25, 0.5, 0.75])) for r in rows if name in r['times']]
+      if not points:
+        continue  # older results have not all contenders
       x, low, middle, high = zip(*points, strict=True)
-      line, = ax.plot(x, middle, label=name, marker='.', linestyle='--' if name in ('psum', 'dense') else '-')
+      line, = ax.plot(x, middle, label=name, color=f'C{CONTENDERS.index(name)}', marker='.',
+                      linestyle='--' if name in ('psum', 'dense') else '-')
       ax.fill_between(x, low, high, alpha=0.2, color=line.get_color())
     best = [(r['density'], float(np.median(r['times'][r['auto']]))) for r in rows]
     ax.plot(*zip(*best, strict=True), 'ko', fillstyle='none', markersize=9, label='auto')

@@ -117,7 +117,7 @@ def draw(spans, path):
     several = len({channel for channel, *_ in span['exchanges']}) > 1
     for channel, begin, end in span['exchanges']:
       label, color = (f'exchange of bucket {channel}', channel + 1) if several else ('exchange of all layers', 0)
-      bar(0.36 - 0.12 * channel, begin, end, height=0.1, color=f'C{color}', label=label)
+      bar(0.38 - 0.12 * channel if several else 0.2, begin, end, height=0.1, color=f'C{color}', label=label)
     ax.set(title=name, yticks=[0.2, 1], yticklabels=['exchange', 'step'], ylim=(-0.15, 1.35))
   axes[-1].set(xlabel='ms since the first of these steps began')
   pictures.legend_beside(figure, fontsize=8)
