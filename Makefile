@@ -1,11 +1,11 @@
-# make demo | test | test-slow | lint | bench | clean. Everything happens in .venv; nothing else is touched.
+# make demo | test | test-slow | lint | docs | bench | clean. Everything happens in .venv; nothing else is touched.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench clean setup
+.PHONY: demo test test-slow lint docs bench clean setup
 setup: $(READY)
 
 $(READY): setup.cfg setup.py pyproject.toml $(wildcard dct_jax/native/src/* dct_jax/native/src/*/*)
@@ -33,6 +33,11 @@ lint: $(READY)
 	@echo "== ruff and mypy"
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m mypy
+
+docs: $(READY)
+	@echo "== The site: build/docs/index.html; warnings are errors"
+	@$(BIN)/python docs/render.py --check
+	@$(BIN)/python -m sphinx -nWq --keep-going -c docs -d build/doctrees . build/docs
 
 bench: $(READY)
 	@echo "== Benchmarks (see benchmarks/README.md)"

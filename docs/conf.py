@@ -4,6 +4,7 @@ The source folder is the whole repository, not docs/ alone: pages link to each o
 repository, so that every link works on the site and in a file browser. Links to files that are no pages are downloads.
 """
 
+import importlib
 import inspect
 import pathlib
 import re
@@ -63,13 +64,57 @@ copybutton_prompt_text = r'\$ |>>> |\.\.\. '
 copybutton_prompt_is_regexp = True
 
 
+ROOM = re.compile(r'<!-- room (dct_jax[\w.]*) -->')
+AUTOMODULE = """```{{eval-rst}}
+.. automodule:: {name}
+   :members:
+   {options}
+```
+"""
+
+
+def member(module, name):
+  """What a name of a module stands for; modules need not have been imported."""
+  if not hasattr(module, name):
+    importlib.import_module(f'{module.__name__}.{name}')
+  return getattr(module, name)
+
+
+def public_modules(module):
+  """A public module, and those that it names in its `__all__`, with theirs."""
+  yield module
+  for found in [member(module, name) for name in sorted(getattr(module, '__all__', ()))]:
+    if inspect.ismodule(found):
+      yield from public_modules(found)
+
+
+def room(name):
+  """What the page of a room says: every public module of it, and no class or function twice."""
+  seen, text = set(), []
+  for module in public_modules(importlib.import_module(name)):
+    names = getattr(module, '__all__', ())
+    here = {n: member(module, n) for n in names if callable(member(module, n))}
+    twice = [n for n, x in here.items() if x in seen]
+    seen |= set(here.values())
+    options = [':imported-members:'] * bool(names) + [f':exclude-members: {", ".join(twice)}'] * bool(twice)
+    heading = [f'## `{module.__name__}`\n'] if text else []
+    text += heading + [AUTOMODULE.format(name=module.__name__, options='\n   '.join(options))]
+  return '\n'.join(text)
+
+
+def expand_rooms(app, docname, source):
+  """Puts the API of a room where its page says so, so that a new public name needs no new line."""
+  source[0] = ROOM.sub(lambda match: room(match[1]), source[0])
+
+
 def skip_what_says_nothing(app, what, name, obj, skip, options):
   """Leaves out fields of named tuples and data classes, which their class describes."""
-  if re.match(r'Alias for field number', getattr(obj, '__doc__', None) or '') or inspect.ismodule(obj):
+  if (getattr(obj, '__doc__', None) or '').startswith('Alias for field number') or inspect.ismodule(obj):
     return True
   return skip
 
 
 def setup(app):
-  """Connects what the settings above cannot say."""
+  """Connects what settings cannot say."""
+  app.connect('source-read', expand_rooms)
   app.connect('autodoc-skip-member', skip_what_says_nothing)
