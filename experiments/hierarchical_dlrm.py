@@ -106,4 +106,4 @@ def table(found):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(experiment.guarded(main))

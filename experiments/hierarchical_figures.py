@@ -165,4 +165,4 @@ def main(argv):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(experiment.guarded(main))

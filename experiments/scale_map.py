@@ -15,7 +15,7 @@ from absl import app, flags
 
 from dct_jax import partition
 from dct_jax.netlab import bits_per_second
-from dct_jax.train import results
+from dct_jax.train import experiment, results
 from shared.scale import asynchronous, models, speeds, synchronous
 
 MODELS = flags.DEFINE_list('models', 'DLRM,Transformer', 'Models that have a map: DLRM, Transformer.')
@@ -118,4 +118,4 @@ def main(argv):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(experiment.guarded(main))

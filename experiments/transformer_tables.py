@@ -94,4 +94,4 @@ def main(argv):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(experiment.guarded(main))

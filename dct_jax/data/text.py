@@ -11,6 +11,11 @@ from typing import IO
 
 MAGIC = {b'\x1f\x8b': gzip.open, b'\xfd7': lzma.open}  # the first two bytes: names may lie
 BLOCK = 4 << 20
+DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)  # what unpacking raises
+
+
+class DamagedError(ValueError):
+  """A packed file is cut off, or was changed."""
 
 
 def _opener(path):
@@ -29,10 +34,15 @@ def plain_size(path: str | os.PathLike) -> int | None:
 
 
 def blocks(path: str | os.PathLike, size: int = BLOCK) -> Iterator[bytes]:
-  """Whole lines, about `size` bytes at a time; the last one gets a newline if it has none."""
+  """Whole lines, about `size` bytes at a time; the last one gets a newline if it has none.
+
+  Raises:
+    FileNotFoundError: if there is no such file.
+    DamagedError: if it cannot be unpacked, perhaps after some blocks.
+  """
   with open_bytes(path) as file:
     rest: list[bytes] = []
-    while block := file.read(size):
+    while block := _read(file, size, path):
       head, newline, tail = block.rpartition(b'\n')
       if newline:
         yield b''.join([*rest, head, newline])
@@ -40,6 +50,13 @@ def blocks(path: str | os.PathLike, size: int = BLOCK) -> Iterator[bytes]:
       rest.append(tail)
     if last := b''.join(rest):
       yield last + b'\n'
+
+
+def _read(file, size, path):
+  try:
+    return file.read(size)
+  except DAMAGE as error:
+    raise DamagedError(f'{path} cannot be unpacked: {error}') from error
 
 
 def read_lines(path: str | os.PathLike) -> list[str]:
@@ -52,10 +69,7 @@ def read_lines(path: str | os.PathLike) -> list[str]:
     FileNotFoundError: if there is no such file.
     ValueError: if it is cut off, or is not UTF-8; the message has the line.
   """
-  try:
-    data = b''.join(blocks(path))
-  except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-    raise ValueError(f'{path} cannot be unpacked: {error}') from error
+  data = b''.join(blocks(path))
   try:
     lines = data.decode('utf-8-sig').split('\n')
   except UnicodeDecodeError as error:

@@ -76,20 +76,34 @@ def test_replicas_that_differ_are_refused(tmp_path):
   assert "1 of 15 replicated values differ between processes, the first is [0]['w1']" in output
 
 
-def test_ctrl_c_saves_the_same_step_everywhere(tmp_path):
+@pytest.mark.parametrize(('number', 'code', 'how'), [
+    (signal.SIGINT, launch.INTERRUPTED, 'interrupted'), (signal.SIGTERM, launch.TERMINATED, 'ended by SIGTERM')])
+def test_ctrl_c_and_sigterm_save_the_same_step_everywhere(number, code, how, tmp_path):
   child = subprocess.Popen(
       [sys.executable, '-m', 'dct_jax.train.launch', '--processes=2', '--timeout=120', '--',
        'python', PROGRAM, 'interrupt', str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
       env=os.environ | ENVIRONMENT)
   with child:
     for line in child.stdout:
-      if 'stepping' in line:  # before that, nobody listens to Ctrl-C
-        child.send_signal(signal.SIGINT)
+      if 'stepping' in line:  # before that, nobody listens
+        child.send_signal(number)
         break
     output = child.stdout.read()
-  assert child.returncode == launch.INTERRUPTED
+  assert child.returncode == code
   (saved,) = [p for p in (tmp_path / 'saved').iterdir() if p.is_dir()]
-  assert f'interrupted after step {saved.name}; saved in' in output
+  assert f'{how} after step {saved.name}; saved in' in output
+  assert number == signal.SIGINT or 'Traceback' not in output
+
+
+def test_arguments_that_cannot_work_are_one_line(capsys):
+  for arguments, words in ((['--processes=0', '--', 'true'], 'processes'),
+                           (['--processes=1', '--', '/no/program'], '/no/program')):
+    assert launch.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count('\n') == 1
+  with pytest.raises(SystemExit) as end:
+    launch.main(['--processes=many', '--', 'true'])
+  assert end.value.code == 2 and capsys.readouterr().err.count('\n') == 1
 
 
 def alive(word):

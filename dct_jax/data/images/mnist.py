@@ -7,10 +7,11 @@ import lzma
 import math
 import os
 import pathlib
-import zlib
 from collections.abc import Callable
 
 import numpy as np
+
+from dct_jax.data import text
 
 OPEN: dict[str, Callable] = {'': open, '.gz': gzip.open, '.xz': lzma.open}
 PIXELS = 28 * 28
@@ -27,8 +28,8 @@ def read_bytes(path: str | os.PathLike) -> bytes:
   try:
     with OPEN.get(path.suffix, open)(path, 'rb') as file:
       return file.read()
-  except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-    raise ValueError(f'{path} cannot be unpacked: {error}') from error
+  except text.DAMAGE as error:
+    raise text.DamagedError(f'{path} cannot be unpacked: {error}') from error
 
 
 def read_idx(path: str | os.PathLike) -> np.ndarray:
