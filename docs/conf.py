@@ -27,7 +27,7 @@ exclude_patterns = ['.*', 'build', 'dist', 'runs', '**/__pycache__', '**/.ipynb_
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sphinx.ext.napoleon', 'sphinx.ext.viewcode',
               'sphinx_copybutton']
 
-# Pages: headings have the anchors that file hosts give them; notebooks are shown with the outputs that they were saved with.
+# Pages: headings have the anchors that file hosts give them; notebooks are shown with the outputs that were saved.
 myst_heading_anchors = 4
 myst_enable_extensions = ['colon_fence']
 nb_execution_mode = 'off'
