@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -74,7 +75,8 @@ def run(
       one worker since step 0 (`total_encoded_bytes`, `total_moved_bytes`, `total_sent_bytes`, ... of messages with
       gradients; `total_dense_bytes`, the float32 gradients for comparison; `total_row_bytes`, sent for rows of tables;
       `total_crossed_bytes`, sent between stages), `steps_per_second`, `bytes_per_second` (sent, of all three) since
-      the line before, and `compression` (dense over encoded bytes of gradients since then; not where nothing is sent).
+      the line before, `compression` (dense over encoded bytes of gradients since then; not where nothing is sent), and
+      `step_seconds`, the median of what steps alone have taken since then, without batches, evaluations, checkpoints.
     metrics: where the log goes, beside the result's history.
     progress: whether process 0 shows a bar.
     checkpoints: where to save; Ctrl-C and SIGTERM save there, too.
@@ -115,10 +117,11 @@ def run(
   with _Bar(start, steps, progress) as bar, _interrupts() as interrupted:
     batch = next(source, None) if start < steps else None
     while at < steps and batch is not None:
+      began = time.monotonic()
       params, opt_state, scalars = step(params, opt_state, batch)
       at += 1
       batch = next(source, None) if at < steps else None
-      scalars = account.add(jax.device_get(scalars))
+      scalars = account.add(jax.device_get(scalars), began)
       bar.update(scalars, account)
       if stop_on_nan:
         patience.check(at, scalars)
@@ -182,20 +185,20 @@ class _Account:
     self._mark()
 
   def _mark(self):
-    self.since, self.time, self.steps = dict(self.totals), time.monotonic(), 0
+    self.since, self.time, self.seconds = dict(self.totals), time.monotonic(), []
 
   def _add_total(self, name, amount):
     self.totals[name] = self.totals.get(name, 0) + amount
 
-  def add(self, scalars):
-    """Adds a step; returns its metrics as Python numbers."""
+  def add(self, scalars, began):
+    """Adds a step that began at some time and has just ended; returns its metrics as Python numbers."""
+    self.seconds.append(time.monotonic() - began)
     scalars = {k: v.item() for k, v in scalars.items()}
     for name in (*BYTES, *SENT[1:]):
       if name in scalars:
         self._add_total(f'total_{name}', scalars[name])
     if 'encoded_bytes' in scalars:
       self._add_total('total_dense_bytes', scalars.get('dense_bytes', self.dense))
-    self.steps += 1
     return scalars
 
   def _bytes(self, name):
@@ -204,9 +207,9 @@ class _Account:
   def rates(self):
     """Since the last line of the log."""
     seconds = max(time.monotonic() - self.time, 1e-9)
-    out = {'steps_per_second': self.steps / seconds}
+    out = {'steps_per_second': len(self.seconds) / seconds}
     if self.examples:
-      out[f'{self.unit}_per_second'] = self.examples * self.steps / seconds
+      out[f'{self.unit}_per_second'] = self.examples * len(self.seconds) / seconds
     if 'total_sent_bytes' in self.totals:
       out['bytes_per_second'] = sum(map(self._bytes, SENT)) / seconds
       if self._bytes('sent_bytes'):
@@ -215,7 +218,7 @@ class _Account:
 
   def line(self):
     """For the log; the next rates start here."""
-    out = self.totals | self.rates()
+    out = self.totals | self.rates() | {'step_seconds': statistics.median(self.seconds)}
     self._mark()
     return out
 

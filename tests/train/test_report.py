@@ -22,6 +22,12 @@ def test_bytes_of_rows_are_shown_where_there_are_tables():
   assert first.split() == ['a', '1,200', '30'] and second.split() == ['b', '4,000']
 
 
+def test_lines_know_their_table():
+  made = results.table(['', 'ms'], [['pack', 1.5], ['addition', '12.25']])
+  text = report.lines(made)
+  assert text.splitlines() == ['             ms', '    pack    1.5', 'addition  12.25'] and text.made == made
+
+
 def test_what_goes_nowhere_is_not_compressed():
   last = {'step': 2, 'total_encoded_bytes': 20, 'total_dense_bytes': 40, 'total_sent_bytes': 0}
   assert report.table({'run': [last]}, ()).splitlines()[1].split() == ['run', '10', '0', '0.00']
@@ -40,9 +46,3 @@ def test_cuts_inside_of_a_worker_send_nothing():
   rows = report.activation_table({'inside': [bytes_of], 'stages': [bytes_of | {'total_crossed_bytes': 20}],
                                   'none': [{}]}).splitlines()
   assert [row.split()[-1] for row in rows] == ['sent', 'no', 'yes', '0']
-
-
-def test_lines_know_their_table():
-  made = results.table(['', 'ms'], [['pack', 1.5], ['addition', '12.25']])
-  text = report.lines(made)
-  assert text.splitlines() == ['             ms', '    pack    1.5', 'addition  12.25'] and text.made == made
