@@ -103,7 +103,7 @@ def test_sets_by_name(tmp_path):
     sets = clicks.load(name, tmp_path, rows=100, test_rows=10)
     assert sets.name == 'synthetic'
     assert (len(sets.train.label), len(sets.test.label)) == (100, 10)
-  with pytest.raises(ValueError, match='data must be'):
+  with pytest.raises(FileNotFoundError, match='no file or directory'):
     clicks.load(str(tmp_path / 'nothing'), tmp_path)
   with pytest.raises(ValueError, match='frappe.test.libfm'):
     clicks.load(str(tmp_path), tmp_path)
