@@ -59,7 +59,7 @@ def read(train: str | os.PathLike, test: str | os.PathLike, *,
     ValueError: for lines of another form, or a feature that belongs to two fields.
   """
   sets = libsvm.read_libsvm_sets([train, test], cache_dir=cache_dir)
-  fields = int(sets[0].indptr[1]) if len(sets[0].labels) else 0
+  fields = int(sets[0].indptr[1])
   tables = [_table(data, path, fields) for data, path in zip(sets, (train, test), strict=True)]
   distinct = [np.unique(column) for column in np.concatenate(tables).T]
   if len(np.unique(np.concatenate(distinct))) < sum(len(d) for d in distinct):

@@ -48,7 +48,7 @@ def test_another_file_to_test_on(tmp_path):
 
 @pytest.mark.parametrize(('train', 'test', 'message'), [
     (TRAIN + b'1 0:1 4:1\n', TEST, 'as many features as the first one, 3, .* row 5'),
-    (TRAIN, b'1 0:1\n', 'row 1'), (b'', TEST, 'and some'), (TRAIN, b'1 4:1 5:1 9:1\n', 'same position'),
+    (TRAIN, b'1 0:1\n', 'row 1'), (b'', TEST, 'has no rows'), (TRAIN, b'1 4:1 5:1 9:1\n', 'same position'),
     (TRAIN, b'1 0:1 4:2 9:1\n', 'values must be 1'), (TRAIN, b'0 0:1 4:1 9:1\n', 'labels')])
 def test_other_forms_are_refused(tmp_path, train, test, message):
   with pytest.raises(ValueError, match=message):
