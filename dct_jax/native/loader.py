@@ -9,7 +9,7 @@ import warnings
 
 import jax
 
-INTERFACE = 11  # raised, here and in module.cc, when a kernel's arguments change
+INTERFACE = 12  # raised, here and in module.cc, when a kernel's arguments change
 
 _native: types.ModuleType | None
 try:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from reference import rivals
 from reference import s2 as oracle
 
 import dct_jax
@@ -89,7 +90,7 @@ def test_blocks_of_a_gradient_are_algorithm_1(native, rows):
     blocks.append((ids, np.concatenate(layers)[ids]))
   entries = np.mean([len(ids) for ids, _ in blocks]) * unit
   buckets = round(float(state.collective.worker_lambda) * entries / rows)
-  union, sums = oracle.s2(blocks, 17, unit, oracle.keys(4, 0, rows), buckets)
+  union, sums = oracle.s2(blocks, 17, unit, oracle.keys(rivals.seed_of(rivals.SKETCH, 4, 0, 0, 0), 0, rows), buckets)
   dense = np.zeros((17, unit), np.float32)
   dense[union] = sums
   np.testing.assert_allclose(mean[0], dense[:9].reshape(-1)[:70] / workers, rtol=1e-5, atol=1e-6)

@@ -12,7 +12,6 @@
   each(pack)                  \
   each(threshold)             \
   each(all_finite)            \
-  each(stop_if)               \
   each(encode)                \
   each(unpack_sum)            \
   each(settle)                \
@@ -164,6 +163,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in loader.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 11);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 12);
   return self;
 }
