@@ -16,8 +16,8 @@ from dct_jax.kernels import choices
 from dct_jax.kernels.choices import Purpose
 
 SIZE = 4000
-CONTEXTS = [dict(group=g, step=s, worker=w) for g, s, w in ((0, 0, 0), (1, 0, 0), (7, 0, 0), (0, 1, 0), (0, 2, 0),
-                                                            (0, 0, 1), (0, 0, 2), (1, 1, 0), (0, 1, 1), (1, 0, 1))]
+CONTEXTS = [{'group': g, 'step': s, 'worker': w} for g, s, w in (
+    (0, 0, 0), (1, 0, 0), (7, 0, 0), (0, 1, 0), (0, 2, 0), (0, 0, 1), (0, 0, 2), (1, 1, 0), (0, 1, 1), (1, 0, 1))]
 CHANCE = 5  # standard deviations that a count may be away from what chance gives
 
 
@@ -156,7 +156,8 @@ def test_groups_and_buckets_choose_apart(name, how):
   """Two equal layers with equal gradients, made by the same call in two groups: what is told of them differs."""
   def make():
     if name == 'drain':
-      return dct_jax.compressed_mean(dct_jax.error_feedback(dct_jax.top_k(1 / SIZE, dense_below=0), 2), dct_jax.all_gather(1))
+      top = dct_jax.error_feedback(dct_jax.top_k(1 / SIZE, dense_below=0), 2)
+      return dct_jax.compressed_mean(top, dct_jax.all_gather(1))
     compressor, collective = GROUPED[name]()
     return dct_jax.compressed_mean(compressor, collective)
 
