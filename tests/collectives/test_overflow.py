@@ -40,7 +40,7 @@ def test_a_cut_keeps_exactly_so_many_evenly(keep, have):
 
 @pytest.mark.parametrize(('name', 'native'), [
     *itertools.product(SELECTIONS, [True]), *itertools.product(('top_k', 'three_lc'), [False]),
-    *slow(*itertools.product(set(SELECTIONS) - {'top_k', 'three_lc'}, [False]))], indirect=['native'])
+    *slow(*((name, False) for name in SELECTIONS if name not in ('top_k', 'three_lc')))], indirect=['native'])
 def test_every_layer_sends_its_share(name, native):
   """Room for a fifth of what is selected: each layer sends a fifth of what it would have."""
   compressor = SELECTIONS[name]()
