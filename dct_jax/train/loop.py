@@ -13,18 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import tqdm
 from absl import logging
 from jax.experimental import multihost_utils
 
 from dct_jax.collectives.s2 import OVERLOADED
 from dct_jax.train import replicas
-from dct_jax.train import step as steps_of
 from dct_jax.train.checkpoint import Checkpoints
 from dct_jax.train.metrics import MetricsWriter
 from dct_jax.train.step import BYTES
-from dct_jax.transforms.compressed_mean import raise_for
+from dct_jax.transforms.compressed_mean import bad_counts, raise_for
 
 
 class TrainResult(NamedTuple):
@@ -178,8 +176,7 @@ class _Counts:
   NAMES = ('corrupt', 'refused')
 
   def __init__(self, opt_state):
-    before = steps_of.counts(opt_state)  # those of a run that went on from a state that somebody let pass
-    self._before = [int(np.max(jax.device_get(before.get(name, 0)))) for name in self.NAMES]
+    self._before = bad_counts(opt_state)  # of a state that somebody let pass
 
   def check(self, step, scalars):
     now = [int(scalars.get(name, before)) for name, before in zip(self.NAMES, self._before, strict=True)]

@@ -236,13 +236,7 @@ def accounts(state: Any) -> dict:
     for name, x in node.metrics().items():  # amounts add up; of anything else the smallest is told
       join = jnp.add if name.endswith('_bytes') else jnp.minimum
       out[name] = join(out[name], x) if name in out else x
-  return out | counts(state)
-
-
-def counts(state: Any) -> dict:
-  """What the compressed means of an optimizer have counted since the first step; nothing if there are none."""
-  stats = _stats(state)
-  return {name: sum(getattr(s, name) for s in stats) for name in COUNTS} if stats else {}
+  return out | {name: sum(getattr(s, name) for s in stats) for name in COUNTS}
 
 
 def skipped_steps(state: Any) -> jax.Array:

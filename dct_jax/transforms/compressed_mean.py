@@ -299,8 +299,14 @@ def raise_if_bad(state: Any) -> None:
     RuntimeError: if messages were corrupt.
     FloatingPointError: if a gradient was not finite where `nonfinite='raise'`.
   """
-  found = [jax.device_get((s.corrupt, s.refused)) for s in find(state, lambda n: isinstance(n, Stats))]
-  raise_for(*(sum(int(np.max(x)) for x in column) for column in zip(*found, strict=True))) if found else None
+  raise_for(*bad_counts(state))
+
+
+def bad_counts(state: Any) -> tuple[int, int]:
+  """Corrupt messages and refused gradients that the compressed means of an optimizer have counted."""
+  said = lambda x: max((int(np.max(s.data)) for s in x.addressable_shards), default=0)
+  found = find(state, lambda n: isinstance(n, Stats))
+  return sum(said(s.corrupt) for s in found), sum(said(s.refused) for s in found)
 
 
 def raise_for(corrupt: int, refused: int, when: str = '') -> None:
