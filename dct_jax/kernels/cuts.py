@@ -13,8 +13,8 @@ from dct_jax import axes
 from dct_jax.arrays import u32
 
 
-class Cut(NamedTuple):
-  """A cut of some things to fewer of them; from `even`."""
+class Share(NamedTuple):
+  """What stays of some things, cut to fewer; from `even`."""
 
   whole: jax.Array  # bool: all of them stay
   step: jax.Array  # uint32: what one thing is worth, in parts of 2^32
@@ -28,7 +28,7 @@ class Cut(NamedTuple):
     return self.at(i + 1) > self.at(i)
 
 
-def even(keep: ArrayLike, have: ArrayLike) -> Cut:
+def even(keep: ArrayLike, have: ArrayLike) -> Share:
   """A cut of `have` things (up to 2^30) to exactly `keep` of them, or to all, evenly.
 
   Every stretch of them loses the same share, whatever it belongs to: of a message that does not fit every layer
@@ -44,7 +44,7 @@ def even(keep: ArrayLike, have: ArrayLike) -> Cut:
 
   first = axes.vary_as((u32(0), jnp.minimum(keep, have)), (keep, have))
   quotient, rest = lax.fori_loop(0, 32, divide, first)
-  return Cut(keep >= have, quotient + (rest > 0))
+  return Share(keep >= have, quotient + (rest > 0))
 
 
 def high_product(a: jax.Array, b: jax.Array) -> jax.Array:

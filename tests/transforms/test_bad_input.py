@@ -95,7 +95,7 @@ def test_skip(bad):
     np.testing.assert_array_equal(residual[w], old[w] + np.asarray(grads)[w])
   # The threshold that was due in that step is taken in the next one, of that step's sums; others have theirs.
   updates, state = step((grads,), after)
-  sums = residual + np.asarray(grads) * [[0], [1], [0]]
+  sums = residual + np.asarray(grads) * np.float32([[0], [1], [0]])
   want = [select.threshold(x, select.rank(500, 0.9)) for x in sums]
   np.testing.assert_array_equal(np.ravel(state.compressor.tau), want)
   assert (np.ravel(state.compressor.tau) != np.ravel(before.compressor.tau)).all()
