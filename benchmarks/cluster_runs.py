@@ -17,7 +17,7 @@ from timing import table
 from dct_jax import partition
 from dct_jax.models.dlrm import Dlrm
 from dct_jax.partition.ready import Net
-from dct_jax.runtime import Fleet, Hardware, virtual
+from dct_jax.runtime import Fleet, Hardware, staleness, virtual
 from dct_jax.runtime.cluster import Job, Watch, calls, messages, on_ray, timing
 
 BATCH = 512
@@ -71,10 +71,8 @@ def clock_against_ray(count):
       hardware = timing.crowded(plan, ran, fleet, hardware, costs)
       print(f'a task takes {hardware.crowded:.2f} times as long while all cores are busy', flush=True)
     told = virtual.tick(plan, fleet, hardware, 400 * groups, seconds=costs)
-    counts = [(s, n) for found in ran.staleness.values() for s, n in found.items()]
-    stale = sum(s * n for s, n in counts) / max(sum(n for _, n in counts), 1)
-    rows.append(((groups, trainers, nets), BATCH * ran.batches_per_second(), told.examples_per_second(BATCH), stale,
-                 told.mean_staleness()))
+    rows.append(((groups, trainers, nets), BATCH * ran.batches_per_second(), told.examples_per_second(BATCH),
+                 staleness.mean(ran.staleness.values()), told.mean_staleness()))
   return rows
 
 
@@ -119,9 +117,9 @@ def measures(count):
   os.environ.setdefault('RAY_worker_niceness', '0')  # workers would give way to all else
   with on_ray.cluster(None):
     links, rows = ray_and_links(), clock_against_ray(count)
-  table('there and back, ms', [('', 'Ray', 'our connections'), *(
+  table('there_and_back', 'there and back, ms', [('', 'Ray', 'our connections'), *(
       (f'{size >> 10} KB', *(f'{1e3 * times[k]:.2f}' for k in ('ray', 'links'))) for size, times in links.items())])
-  table('the clock beside Ray', [
+  table('clock', 'the clock beside Ray', [
       ('groups, trainers, nets', 'examples/s on Ray', 'by the clock', 'over', 'staleness on Ray', 'by the clock'), *(
           (' x '.join(map(str, setting)), f'{ran:,.0f}', f'{told:,.0f}', f'{told / ran:.2f}', f'{a:.2f}', f'{b:.2f}')
           for setting, ran, told, a, b in rows)])

@@ -8,14 +8,13 @@ The last line is JSON.
 
 from __future__ import annotations
 
-import json
 import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
-from timing import Meanwhile, alternate, donated, table
+from timing import Meanwhile, alternate, donated, finish, table
 
 import dct_jax
 from dct_jax import kernels
@@ -107,7 +106,7 @@ def main(_):
     calls, sizes = contenders(n)
     times = alternate(calls, seconds=SECONDS.value)
     floor = times['x + e']
-    table(f'{n:,} float32', [('', 'ms', 'GB/s of float32', 'over x + e', 'bits an entry')] + [
+    table(f'entries_{n}', f'{n:,} float32', [('', 'ms', 'GB/s of float32', 'over x + e', 'bits an entry')] + [
         (name, f'{1e3 * t:.3f}', f'{4e-9 * n / t:.2f}', f'{t / floor:.2f}',
          f'{sizes[name]:.3f}' if name in sizes else '') for name, t in times.items()])
     if n == MAIN_SIZE:
@@ -116,8 +115,11 @@ def main(_):
                 'decode_over_add': max(times[f'{x}: decode'] for x in names) / floor,
                 'pure_jax_over_encode': min(times[f'{x}: encode, pure JAX with round()'] / times[f'{x}: encode']
                                             for x in names)}
+      result |= {f'encode_over_add_s{float(s)}': times[f'3LC, s = {float(s)}: encode'] / floor
+                 for s in MULTIPLIERS.value}
   result = {k: round(v, 3) for k, v in result.items()}
-  print(json.dumps(result | {'native': kernels.native_in_use(), 'others': round(meanwhile.others(), 3)}))
+  finish(result | {'native': kernels.native_in_use(), 'others': round(meanwhile.others(), 3)},
+         seed=list(range(GRADIENTS)))
 
 
 if __name__ == '__main__':

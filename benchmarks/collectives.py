@@ -15,21 +15,19 @@ import time
 
 import jax
 import jax.numpy as jnp
-import matplotlib
+import matplotlib.figure
 import numpy as np
 from absl import app, flags
 from jax.sharding import PartitionSpec
-from timing import result_in_lab, table
+from timing import finish, result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, train
 from dct_jax.collectives import ALGORITHMS
 from dct_jax.collectives.costs import Instance, predict, random_union
 from dct_jax.netlab.calibrate import Probe, calibrate
+from dct_jax.train import pictures
 from dct_jax.wire import Settings
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
 
 SIZE = flags.DEFINE_integer('size', 2**24, 'Number of coordinates of a vector.')
 HOSTS = flags.DEFINE_list('hosts', ['4', '8'], 'Numbers of hosts of the lab.')
@@ -160,10 +158,11 @@ def line_rate(probe):
 
 def summary(results):
   """The worst of everything, and rows for tables."""
-  worst = {'auto_over_best': 0.0, 'auto_over_dense': 0.0, 'best_over_bound': 0.0, 'model_error': 0.0,
-           'dsar_4bit_over_dense': np.inf}
+  worst = {'auto_over_best': 0.0, 'auto_over_dense': 0.0, 'best_over_bound': 0.0, 'model_error': 0.0}
   for result in results:
-    rows = [('set', 'density', *CONTENDERS, 'auto', 'best/bound')]
+    setting = result['setting'].replace(', ', '_').replace(' ', '_')
+    names = ('our ring' if name == 'dense' else name for name in CONTENDERS)
+    rows = [('set', 'density', *names, 'auto chose', 'over best', 'over psum', 'best over bound')]
     for row in result['rows']:
       medians = {k: float(np.median(v)) for k, v in row['times'].items() if v}
       exact = {k: v for k, v in medians.items() if k in ALGORITHMS}
@@ -176,12 +175,14 @@ def summary(results):
       worst['auto_over_dense'] = max(worst['auto_over_dense'], chosen / medians['psum'])
       worst['model_error'] = max(worst['model_error'], abs(row['guess'][row['auto']] / chosen - 1))
       if 'dsar, 4 bits' in medians and row['density'] >= 1e-2:
-        worst['dsar_4bit_over_dense'] = min(worst['dsar_4bit_over_dense'], dense / medians['dsar, 4 bits'])
+        for key in ('dsar_4bit_over_dense', f'dsar_4bit_over_dense_{setting}'):
+          worst[key] = min(worst.get(key, np.inf), dense / medians['dsar, 4 bits'])
       cell = lambda k: _cell(row['times'].get(k))
-      rows.append((row['kind'], f'{row["density"]:g}', *map(cell, CONTENDERS), row['auto'],
+      rows.append((row['kind'], f'{row["density"]:g}', *map(cell, CONTENDERS), f'`{row["auto"]}`',
+                   f'{chosen / best:.2f}', f'{chosen / medians["psum"]:.3f}',
                    f'{ratio:.2f}' if row['bound_bytes'] > BULK else ''))
     rate = result['rate'] / 1e6
-    table(f'{result["setting"]}: seconds, median (25-75%); the transport reaches {rate:.1f} MB/s, '
+    table(setting, f'{result["setting"]}: seconds, median (25-75%); the transport reaches {rate:.1f} MB/s, '
           f'others had {result["stolen"]:.1%} of the machine', rows)
   return {k: round(v, 3) for k, v in worst.items()}
 
@@ -195,20 +196,29 @@ def draw(results, path):
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   columns = len(RATES.value)
   lines = -(-len(results) // columns)
-  _, axes = plt.subplots(lines, columns, figsize=(4.5 * columns, 3.6 * lines), squeeze=False)
+  figure = matplotlib.figure.Figure(figsize=(1.8 + 4.5 * columns, 0.4 + 3.6 * lines), layout='constrained', dpi=110)
+  axes = figure.subplots(lines, columns, squeeze=False)
   for ax, result in zip(axes.flat, results, strict=False):
     rows = [r for r in result['rows'] if r['kind'] == 'random']
     for name in CONTENDERS:
-      points = [(r['density'], *np.quantile(r['times'][name], [0.25, 0.5, 0.75])) for r in rows]
+      points = [(r['density'], *np.quantile(r['times'][name], [0.25, 0.5, 0.75])) for r in rows if name in r['times']]
+      if not points:
+        continue  # older results have not all contenders
       x, low, middle, high = zip(*points, strict=True)
-      line, = ax.plot(x, middle, label=name, marker='.', linestyle='--' if name in ('psum', 'dense') else '-')
+      line, = ax.plot(x, middle, label=name, color=f'C{CONTENDERS.index(name)}', marker='.',
+                      linestyle='--' if name in ('psum', 'dense') else '-')
       ax.fill_between(x, low, high, alpha=0.2, color=line.get_color())
     best = [(r['density'], float(np.median(r['times'][r['auto']]))) for r in rows]
     ax.plot(*zip(*best, strict=True), 'ko', fillstyle='none', markersize=9, label='auto')
-    ax.set(xscale='log', yscale='log', title=result['setting'], xlabel='density', ylabel='seconds')
-  axes.flat[0].legend(fontsize=7)
-  plt.tight_layout()
-  plt.savefig(path, dpi=110)
+    ax.set(xscale='log', yscale='log', title=result['setting'], xlabel='density, share of coordinates',
+           ylabel='seconds')
+    pictures.plain_ticks(ax)
+  for ax in axes.flat[len(results):]:
+    ax.set_axis_off()
+  figure.suptitle(f'Sum of vectors of {SIZE.value:,} float32 numbers, random indices; lines are medians, '
+                  f'bands have the middle half of up to {REPEATS.value} runs')
+  pictures.legend_beside(figure, fontsize=8)
+  figure.savefig(path)
 
 
 def main(argv):
@@ -228,7 +238,7 @@ def main(argv):
         pathlib.Path(PICTURE.value).with_suffix('.json').write_text(json.dumps(results))
   worst = summary(results)
   print(f'picture: {PICTURE.value}')
-  print(json.dumps(worst))
+  finish(worst)
 
 
 if __name__ == '__main__':

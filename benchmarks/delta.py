@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 from absl import app, flags
-from timing import result_in_lab, table
+from timing import finish, result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, train
@@ -61,9 +61,9 @@ def main(argv):
       rows = [('algorithm', 'density', *(f'delta {d}' for d in DELTAS.value))]
       for name, density, seconds in result['rows']:
         rows.append((name, density, *(f'{1e3 * seconds[d]:.1f} ms' for d in DELTAS.value)))
-        best[f'{rate} {name} {density}'] = min(seconds, key=seconds.get)
-      table(f'{HOSTS.value} hosts, {rate}, {SIZE.value:,} coordinates', rows)
-  print(json.dumps(best))
+        best[f'{rate}_{name}_{density}'] = min(seconds, key=seconds.get)
+      table(rate, f'{HOSTS.value} hosts, {rate}, {SIZE.value:,} coordinates', rows)
+  finish(best)
 
 
 if __name__ == '__main__':

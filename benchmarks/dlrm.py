@@ -15,7 +15,6 @@ import importlib
 import importlib.util
 import io
 import itertools
-import json
 import pathlib
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags
-from timing import Meanwhile, alternate, donated, table
+from timing import OUT, Meanwhile, alternate, donated, finish, table
 
 import dct_jax
 from dct_jax import tables as embeddings
@@ -166,7 +165,8 @@ def compare_steps(sets, batch):
   took = {name: t / BLOCK.value for name, t in took.items()}
   rows = [('', 'ms a step', 'examples/s', 'last loss')]
   rows += [(name, f'{1e3 * t:.2f}', f'{batch / t:,.0f}', f'{losses[name][-1]:.4f}') for name, t in took.items()]
-  table(f'DLRM, {sum(sets.vocabularies):,} rows, batch {batch} (others had {others:.0%} of the machine)', rows)
+  table(f'batch_{batch}', f'DLRM, {sum(sets.vocabularies):,} rows, batch {batch} (others had {others:.0%} of the '
+        'machine)', rows)
   return took
 
 
@@ -209,20 +209,21 @@ def compare_updates():
     ratios[spread] = max(ratio, ratios.get(spread, 0))
     rows.append((f'{name}, ids spread' if spread else name, *(f'{1e3 * t:.3f}' for t in took.values()),
                  f'{ratio:.2f}'))
-  table(f'update of tables, batch {batch} (others had {meanwhile.others():.0%} of the machine)', rows)
+  table('updates', f'update of tables, batch {batch} (others had {meanwhile.others():.0%} of the machine)', rows)
   return {'update_10m_over_100k': round(ratios[False], 3),
           'spread_update_10m_over_100k': round(ratios[True], 3)}
 
 
 def main(_):
   if LAB.value:  # another program: it has the experiment's flags
-    return subprocess.call([sys.executable, str(pathlib.Path(__file__).with_name('dlrm_lab.py'))])
+    return subprocess.call([sys.executable, str(pathlib.Path(__file__).with_name('dlrm_lab.py')),
+                            f'--out={OUT.value}'])
   train.start()  # as experiments do; it keeps freed memory, for the rival as well
   batches = [int(batch) for batch in BATCHES.value]
   sets = synthetic.generate(KEPT * max(batches), 1, seed=0, vocabulary=VOCABULARY.value)
   speedups = {f'speedup_{batch}': speedup(compare_steps(sets, batch)) for batch in batches}
   found = {name: x for name, x in speedups.items() if x is not None}
-  print(json.dumps(found | compare_updates()), flush=True)
+  finish(found | compare_updates(), seed=0)
   return 0
 
 

@@ -9,12 +9,11 @@ line is JSON.
 from __future__ import annotations
 
 import functools
-import json
 import pathlib
 import sys
 
 from absl import app, flags
-from timing import table
+from timing import finish, table
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'experiments'))  # the net is that of the figures
 from shared.hierarchical import clocks
@@ -59,8 +58,8 @@ def main(argv):
   del argv
   rows = [(name, f'{run.examples_per_second(clocks.BATCH):,.0f}', f'{run.seconds:.1f}', f'{run.events:,}',
            f'{run.wall_seconds:.1f}') for name, run in fleets().items()]
-  table('virtual time', [('fleet', 'examples/s', 'virtual seconds', 'events', 'seconds'), *rows])
-  print(json.dumps({key: value for measure in MEASURES for key, value in measure().items()}))
+  table('fleets', 'virtual time', [('fleet', 'examples/s', 'virtual seconds', 'events', 'seconds'), *rows])
+  finish({key: value for measure in MEASURES for key, value in measure().items()}, seed=0)
 
 
 if __name__ == '__main__':

@@ -7,14 +7,13 @@ that other libraries go. The last line is JSON.
 
 from __future__ import annotations
 
-import json
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
-from timing import alternate, donated, table
+from timing import alternate, donated, finish, table
 
 from dct_jax import kernels
 
@@ -108,12 +107,23 @@ def rice_over_entropy(density, n=1 << 22, seed=0):
   return 32 * index_words / (n * -(p * math.log2(p) + (1 - p) * math.log2(1 - p)))
 
 
+def show_all(found):
+  """One table of all sizes: size -> name -> seconds."""
+  floors = {n: times['x + e'] for n, times in found.items()}
+  rows = [('over the time of x + e', *(f'{n:,}' for n in found)),
+          ('x + e, ms', *(f'{1e3 * t:.2f}' for t in floors.values()))]
+  names = dict.fromkeys(name for times in found.values() for name in times if name != 'x + e')
+  rows += [(name, *(f'{times[name] / floors[n]:.2f}' if name in times else '' for n, times in found.items()))
+           for name in names]
+  table('over_add', f'all sizes, {KEEP.value:.0%} kept', rows)
+
+
 def main(_):
-  result = {}
+  result, found = {}, {}
   for n in map(int, SIZES.value):
-    times = alternate(contenders(n, KEEP.value), seconds=SECONDS.value)
+    found[n] = times = alternate(contenders(n, KEEP.value), seconds=SECONDS.value)
     floor = times['x + e']
-    table(f'{n:,} float32, {KEEP.value:.0%} kept', [('', 'ms', 'over x + e')] + [
+    table(f'entries_{n}', f'{n:,} float32, {KEEP.value:.0%} kept', [('', 'ms', 'over x + e')] + [
         (name, f'{1e3 * t:.3f}', f'{t / floor:.2f}') for name, t in times.items()])
     if n == MAIN_SIZE:
       slowest = max(times['exact threshold'], times['exact threshold, all values alike'])
@@ -121,11 +131,13 @@ def main(_):
           pack_over_add=times['fused pack'] / floor,
           top_k_over_pack=times['lax.top_k path'] / times['fused pack'],
           threshold_over_add=slowest / floor)
+  show_all(found)
   rice = {d: rice_over_entropy(d) for d in (0.05, 0.01, 0.001)}
-  table('Rice-coded indices over entropy', [(f'{d:.1%}', f'{r:.4f}') for d, r in rice.items()])
+  table('rice', 'Rice-coded indices', [('density', 'bits over entropy'), *(
+      (f'{d:.1%}', f'{r:.4f}') for d, r in rice.items())])
   result['rice_over_entropy'] = max(rice.values())
   result = {k: round(v, 3) for k, v in result.items()}
-  print(json.dumps(result | {'native': kernels.native_in_use()}))
+  finish(result | {'native': kernels.native_in_use()}, seed=0)
 
 
 if __name__ == '__main__':

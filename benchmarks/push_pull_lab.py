@@ -17,7 +17,7 @@ import optax
 import turns
 from absl import app, flags
 from jax.sharding import PartitionSpec as P
-from timing import table
+from timing import finish, table
 
 import dct_jax
 from dct_jax import train
@@ -36,10 +36,24 @@ PART = flags.DEFINE_enum('part', 'exchange', ['exchange', 'training'],
                          'Whether the exchange alone or whole steps of training are timed.')
 RATES = flags.DEFINE_list('rates', ['10mbit', '100mbit', '1gbit'], 'Rates of every link, as tc writes them.')
 ROUNDS = flags.DEFINE_integer('rounds', 4, 'How often each has its turn.')
-BLOCK = flags.DEFINE_integer('block', 5, 'Steps of one design before the next; the first is not counted.')
+TURN = flags.DEFINE_integer('turn', 5, 'Steps of one design before the next; the first is not counted.')
 WARM_UP = flags.DEFINE_integer('warm_up', 12, 'Steps of each before anything counts; 2 of float32.')
 SAVE = flags.DEFINE_string('save', None, 'File for seconds a step by rate and design; its other rates stay.')
 WORKER = flags.DEFINE_bool('worker', False, 'Set in the processes that it starts.')
+
+# Names of the designs in the paper's Table 1, and how much faster than float32 its whole steps are, by rate.
+_paper = lambda *speedups: dict(zip(('10mbit', '100mbit', '1gbit'), speedups, strict=True))
+TABLE_1 = {
+    'float32': ('32-bit float', _paper('1', '1', '1')),
+    'int8': ('8-bit int', _paper('3.62', '3.47', '1.51')),
+    'ternary': ('stochastic 3-value, base 3^5', _paper('12.3', '7.51', '1.53')),
+    'one_bit': ('1-bit, least squares', _paper('14.6', '7.40', '1.30')),
+    'sparse': ('5% sparsification', _paper('8.98', '6.62', '1.44')),
+    'local2': ('2 local steps', _paper('1.92', '1.87', '1.38')),
+    '3lc': ('3LC, s = 1.00', _paper('15.9', '7.97', '1.53')),
+    '3lc_150': ('3LC, s = 1.50', _paper('20.9', '8.70', '1.53')),
+    '3lc_175': ('3LC, s = 1.75', _paper('22.8', '9.04', '1.53')),
+    '3lc_190': ('3LC, s = 1.90', _paper('22.8', '9.22', '1.55'))}
 
 
 def real_gradients(loss_fn, variables, batches, mesh, count=4):
@@ -94,7 +108,7 @@ def worker():
       return metrics
 
     group[name] = turns.Contender(advance, lambda: (next(batches),), design.local_steps)
-  turns.take_turns(group, ROUNDS.value, BLOCK.value, lambda name: 2 if name == 'float32' else WARM_UP.value)
+  turns.take_turns(group, ROUNDS.value, TURN.value, lambda name: 2 if name == 'float32' else WARM_UP.value)
   told = ('sent_bytes', 'push_bytes', 'pull_bytes')
   values = sum(x.size for x in jax.tree.leaves(first))
   turns.tell({name: {k: c.mean(k) for k in told} | c.summary() | {'values': values}
@@ -103,14 +117,16 @@ def worker():
 
 def show(rate, found):
   base, hosts = found[DESIGNS.value[0]]['seconds'], experiment.config_of('float32').workers
-  rows = [('', 'ms a step', 'speedup', 'bits pushed', 'bits pulled', 'sent B', 'interface B', 'network',
+  rows = [('', 'ms a step', 'faster', 'paper', 'bits pushed', 'bits pulled', 'sent B', 'interface B', 'network',
            'processors')]
   for name, f in found.items():
-    rows.append((name, f'{1e3 * f["seconds"]:.1f}', f'{base / f["seconds"]:.2f}',
+    title, paper = TABLE_1.get(name, (name, {}))
+    rows.append((title, f'{1e3 * f["seconds"]:.1f}', f'{base / f["seconds"]:.2f}', paper.get(rate, ''),
                  f'{8 * f["push_bytes"] / f["values"]:.3f}', f'{8 * hosts * f["pull_bytes"] / f["values"]:.3f}',
                  f'{f["sent_bytes"]:,.0f}', f'{f["payload_bytes"]:,.0f}',
                  f'{8 * f["rate"] / turns.bits(rate):.0%}', f'{hosts * f["busy"] / (os.cpu_count() or 1):.0%}'))
-  table(f'{PART.value}, {hosts} hosts, {rate}, {int(next(iter(found.values()))["values"]):,} values', rows)
+  values = int(next(iter(found.values()))['values'])
+  table(f'{PART.value}_{rate}', f'{PART.value}, {hosts} hosts, {rate}, {values:,} values', rows)
   seconds = {name: f['seconds'] for name, f in found.items()}
   if SAVE.value:
     path = pathlib.Path(SAVE.value)
@@ -123,7 +139,7 @@ def main(argv):
   if WORKER.value:
     return worker()
   hosts = experiment.config_of('float32').workers
-  print(json.dumps(turns.in_the_lab(__file__, sys.argv[1:], hosts, RATES.value, show)))
+  finish(turns.in_the_lab(__file__, sys.argv[1:], hosts, RATES.value, show), seed=experiment.config_of('float32').seed)
 
 
 if __name__ == '__main__':

@@ -14,20 +14,18 @@ import sys
 import time
 
 import jax
-import matplotlib
+import matplotlib.figure
 import numpy as np
 from absl import app, flags
 from jax.sharding import PartitionSpec as P
 from sparse_loads import doubling, in_blocks, parallax, stream_of, text_rows, top_blocks
-from timing import interface_sent, result_in_lab, table
+from timing import finish, interface_sent, result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, tables, train
 from dct_jax.collectives import costs as model
 from dct_jax.netlab.calibrate import Probe, calibrate
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
+from dct_jax.train import pictures
 
 DATA = flags.DEFINE_string('data', '', 'Directory with the files of WikiText-2; a synthetic text without it.')
 SETTINGS = flags.DEFINE_list('settings', ['8x100mbit', '4x100mbit', '8x1gbit', '4x1gbit', '2x100mbit', '6x100mbit'],
@@ -136,9 +134,10 @@ def tables_of(results):
         low, high = np.quantile(row['times'][name], [0.25, 0.75])
         lines.append((name, f'{1e3 * middle[name]:.1f}', f'{1e3 * low:.1f}-{1e3 * high:.1f}',
                       f'{row["bytes"][name] / 1e3:.0f}', f'{middle["all-gather"] / middle[name]:.2f}'))
-      table(f'{result["setting"]}, {row["title"]}: {row["rows"]:.0f} of {row["universe"]} blocks of {row["unit"]} a '
-            f'worker, the union has {row["union"] / row["rows"]:.2f} times as many; others had '
-            f'{result["stolen"]:.1%} of the machine', lines)
+      title = (f'{result["setting"]}, {row["title"]}: {row["rows"]:.0f} of {row["universe"]} blocks of {row["unit"]} a '
+               f'worker, the union has {row["union"] / row["rows"]:.2f} times as many; others had '
+               f'{result["stolen"]:.1%} of the machine')
+      table(f'{result["setting"]}_{row["load"]}', title, lines)
 
 
 def keys(results):
@@ -182,8 +181,8 @@ def scaling():
   lines = [('MB a worker sends', *(f'{p}' for p in counts))]
   columns = [bytes_by_model(load, p, found[p]) for p in counts]
   lines += [(name, *(f'{c[name] / 1e6:.2f}' for c in columns)) for name in columns[0]]
-  table(f'{load.name}, by the cost model; unions are of real index sets, S2 has a lambda of {PASSING.value:g} of them',
-        lines)
+  table('model', f'{load.name}, by the cost model; unions are of real index sets, S2 has a lambda of {PASSING.value:g} '
+        'of them', lines)
   each = float(np.mean([len(load.ids(w, 0)) for w in range(8)]))
   cross = model.union_crossover(load.universe * load.unit, each * load.unit,
                                 lambda p: load.unit * unions(load, (p,))[p], unit=load.unit, most=128)
@@ -192,7 +191,8 @@ def scaling():
 
 def draw(results, columns, counts, path):
   """Time against workers as measured, and bytes against workers as modelled."""
-  _, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+  figure = matplotlib.figure.Figure(figsize=(13, 4.2), layout='constrained', dpi=110)
+  left, right = figure.subplots(1, 2)
   slow = sorted((r for r in results if r['setting'].endswith('x100mbit')), key=lambda r: r['workers'])
   shown = ('all-gather', 'SSAR split', 'union_sum', 'OmniReduce', 'Parallax', *(f'S2, {x}' for x in LAMBDAS.value))
   for name in shown:
@@ -200,14 +200,14 @@ def draw(results, columns, counts, path):
               if row['load'] == 'words' and name in row['times']]
     if points:
       left.plot(*zip(*points, strict=True), marker='.', linestyle='--' if name.startswith('S2') else '-', label=name)
-  left.set(xlabel='workers', ylabel='ms', title='measured at 100 Mbit/s, embedding rows')
-  left.legend(fontsize=7)
+  left.set(xlabel='workers', ylabel='ms a sum', title='measured at 100 Mbit/s, embedding rows')
   for name in columns[0]:
     right.plot(counts, [c[name] / 1e6 for c in columns], marker='.', label=name)
   right.set(xscale='log', yscale='log', xlabel='workers', ylabel='MB a worker sends', title='by the cost model')
-  right.legend(fontsize=7)
-  plt.tight_layout()
-  plt.savefig(path, dpi=110)
+  pictures.plain_ticks(left, right)
+  for panel in (left, right):  # colours differ: there are more methods than colours
+    panel.legend(fontsize=7, loc='upper left', bbox_to_anchor=(1, 1))
+  figure.savefig(path)
 
 
 def main(argv):
@@ -228,7 +228,7 @@ def main(argv):
   columns, counts, cross = scaling()
   draw(results, columns, counts, path)
   print(f'picture: {path}')
-  print(json.dumps(keys(results) | {'union_crossover': cross}))
+  finish(keys(results) | {'union_crossover': cross}, seed=[0, 1, 2])
 
 
 if __name__ == '__main__':

@@ -8,7 +8,6 @@ over entries of the union. The last line is JSON.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
-from timing import table
+from timing import finish, table
 
 from dct_jax import kernels, tables
 from dct_jax.data.words import synthetic
@@ -147,9 +146,9 @@ def named(rows):
   return f'sketch, {rows} row{"s" * (rows > 1)}'
 
 
-def show(title, found, lambdas, cell):
+def show(name, title, found, lambdas, cell):
   names = list(found[lambdas[0]])
-  table(title, [('', *(f'lambda {x:g}' for x in lambdas))] + [
+  table(name, title, [('', *(f'lambda {x:g}' for x in lambdas))] + [
       (name, *(cell(found[x][name]) for x in lambdas)) for name in names])
 
 
@@ -161,13 +160,14 @@ def main(_):
     long = np.sort((load.total**2).sum(1))[::-1]
     print(f'\n{LOADS[kind]}: {load.rows} rows of {WIDTH}, {KEYS.value} keys; the ten longest rows have '
           f'{long[:10].sum() / long.sum():.0%} of the energy')
-    show('relative error', found, lambdas, lambda m: f'{m.error:.3f}')
-    show('bias along the truth (standard errors)', found, lambdas, lambda m: f'{m.bias:+.4f} ({m.bias_z:+.1f})')
-    show('largest bias of an entry, standard errors', found, lambdas, lambda m: f'{m.entry_z:.1f}')
+    show(f'{kind}_error', 'relative error', found, lambdas, lambda m: f'{m.error:.3f}')
+    show(f'{kind}_bias', 'bias along the truth (standard errors)', found, lambdas,
+         lambda m: f'{m.bias:+.4f} ({m.bias_z:+.1f})')
+    show(f'{kind}_entries', 'largest bias of an entry, standard errors', found, lambdas, lambda m: f'{m.entry_z:.1f}')
   tried = sum(load.total.size for load in loads.values()) * len(lambdas) * (len(found[lambdas[0]]) - 1)
-  print(json.dumps(summary(result, lambdas) | {
+  finish(summary(result, lambdas) | {
       'entry_z_of_normals': round(statistics.NormalDist().inv_cdf(1 - 0.25 / tried), 2),
-      'native': kernels.native_in_use()}))
+      'native': kernels.native_in_use()}, seed=seed)
 
 
 def summary(result, lambdas):

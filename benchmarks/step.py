@@ -9,7 +9,6 @@ when a block ends does not run under somebody else's time. The last line is JSON
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ import numpy as np
 import optax
 from absl import app, flags
 from jax.experimental import multihost_utils
-from timing import interface_sent, last_words, table
+from timing import finish, interface_sent, result_in_lab, result_of, table
 
 import dct_jax
 from dct_jax import netlab, train
@@ -116,6 +115,11 @@ class Contender:
       self.encoded.append(metrics.get('encoded_bytes', 0))
       self.sent.append(metrics.get('sent_bytes', 0))
       self.counted.append(interface_sent() - before if LAB.value else np.zeros(2))
+
+  def summary(self):
+    return {'seconds': statistics.median(self.times), 'encoded': statistics.mean(self.encoded),
+            'sent': statistics.mean(self.sent), 'counted': np.mean(self.counted, axis=0).tolist(),
+            'loss': statistics.mean(self.losses[-20:])}
 
 
 def jax_step(tx, mesh, transport=None):
@@ -225,62 +229,77 @@ def worker():
   for contender in group.values():  # accounts are means over workers: so are these
     contender.counted = multihost_utils.process_allgather(np.mean(contender.counted, axis=0)).reshape(-1, 2)
   if jax.process_index() == 0:
-    report(group, alone_times, workers)
+    told = {name: c.summary() for name, c in group.items()}
+    print('RESULT ' + json.dumps({'alone': statistics.median(alone_times), 'group': told}), flush=True)
 
 
-def report(group, alone_times, workers):
-  dense_bytes = 4 * sum(x.size for x in jax.tree.leaves(init_params()))
-  median = {name: statistics.median(c.times) for name, c in group.items()}
-  alone = statistics.median(alone_times)
-  rows = [('', 'ms a step', 'over computation', 'encoded bytes', 'sent bytes', 'counted', 'without headers',
-           'last loss')]
-  rows.append(('computation alone', f'{1e3 * alone:.2f}', '1.00', '', '', '', '', ''))
-  for name, c in group.items():
-    rows.append((name, f'{1e3 * median[name]:.2f}', f'{median[name] / alone:.2f}',
-                 f'{statistics.mean(c.encoded):,.0f}', f'{statistics.mean(c.sent):,.0f}',
-                 *(f'{x:,.0f}' for x in np.mean(c.counted, axis=0)),
-                 f'{statistics.mean(c.losses[-20:]):.4f}'))
-  table(f'DLRM MLPs, {dense_bytes // 4:,} parameters, {workers} processes, batch {BATCH.value}', rows)
-  encoded = statistics.mean(group['DCT'].encoded)
-  best_dense = min(t for name, t in median.items() if not name.startswith('DCT'))
-  ours = group['DCT']
-  counted, accounted = np.mean(ours.counted, axis=0)[1], statistics.mean(ours.sent) + (workers - 1) * LOSS_BYTES
-  print(json.dumps({
-      'step_speedup': round(best_dense / median['DCT'], 3),
-      'late_speedup': round(best_dense / median.get('DCT, one step late', np.inf), 3),
-      'counter_error': round(float(abs(counted / accounted - 1)), 4) if LAB.value else None,
-      'bytes_ratio': round(dense_bytes / encoded, 2),
-      'sparsity': SPARSITY.value, 'lifespan': LIFESPAN.value, 'tracking': TRACKING.value,
-      'value_codec': VALUES.value}), flush=True)
+def show(name, found):
+  """Shows a table of all contenders; returns how many times each is as fast as the best dense one."""
+  group, bytes_of = found['group'], lambda x: f'{x:,.0f}' if x else ''
+  best_dense = min(c['seconds'] for key, c in group.items() if not key.startswith('DCT'))
+  faster = {key: best_dense / c['seconds'] for key, c in group.items()}
+  rows = [('', 'ms a step', 'over computation', 'faster', 'encoded bytes', 'sent bytes', 'last loss',
+           *(('counted', 'without headers') if LAB.value else ()))]
+  rows.append(('computation alone', f'{1e3 * found["alone"]:.2f}', '1.00', *[''] * (len(rows[0]) - 3)))
+  for key, c in group.items():
+    rows.append((key, f'{1e3 * c["seconds"]:.2f}', f'{c["seconds"] / found["alone"]:.2f}', f'{faster[key]:.2f}',
+                 bytes_of(c['encoded']), bytes_of(c['sent']), f'{c["loss"]:.4f}',
+                 *(map(bytes_of, c['counted']) if LAB.value else ())))
+  table(name, f'DLRM MLPs, {parameters():,} parameters, {PROCESSES.value} processes, batch {BATCH.value}, {name}; '
+        f'others had {found["stolen"]:.1%} of the machine', rows)
+  return faster
+
+
+def parameters():
+  return sum(x.size for x in jax.tree.leaves(init_params()))
+
+
+def on_loopback(command):
+  """All processes on the loopback interface of this machine; returns what the benchmark tells last."""
+  found = result_of(lambda output: launch(command, PROCESSES.value, output=output))
+  return {'step_speedup': round(show('loopback', found)['DCT'], 3),
+          'bytes_ratio': round(4 * parameters() / found['group']['DCT']['encoded'], 2),
+          'sparsity': SPARSITY.value, 'lifespan': LIFESPAN.value, 'tracking': TRACKING.value,
+          'value_codec': VALUES.value}
 
 
 def in_the_lab(command):
-  """All rates, one lab; returns what the benchmark prints last."""
-  speedups, errors = {}, []
+  """All rates, one lab; returns what the benchmark tells last."""
+  every, faster = {}, {}
   netlab.end_on_sigterm()
   with netlab.Lab(PROCESSES.value) as lab:
     for rate in RATES.value:
       print(f'\n== {PROCESSES.value} hosts, {rate}', flush=True)
       lab.reshape(rate=rate)
-      lines = io.StringIO()
-      code = lab.run(command, output=lines).code
-      text = [line for line in lines.getvalue().splitlines() if line.startswith('[0]')]
-      print('\n'.join(line[4:] for line in text[-8:]), flush=True)
-      if code:
-        sys.exit(f'a worker failed with {code}:\n{last_words(lines.getvalue())}')
-      found = json.loads(text[-1][4:])
-      speedups |= {f'speedup_{rate}': found['step_speedup'], f'late_speedup_{rate}': found['late_speedup']}
-      errors.append(found['counter_error'])
-  print(json.dumps(speedups | {'counter_error': max(errors)}))
+      every[rate] = result_in_lab(lab, command)
+      faster[rate] = show(rate, every[rate])
+  show_rates(every, faster)
+  told = {f'speedup_{rate}': round(x['DCT'], 3) for rate, x in faster.items()}
+  told |= {f'late_speedup_{rate}': round(x['DCT, one step late'], 3) for rate, x in faster.items()}
+  return told | {'counter_error': round(max(map(counter_error, every.values())), 4)}
+
+
+def show_rates(every, faster):
+  """One table of all rates: rate -> what was found, and rate -> contender -> how many times faster."""
+  first = next(iter(every.values()))
+  rows = [('', *every), ('computation alone', *(f'{1e3 * found["alone"]:.1f}' for found in every.values()))]
+  for key in first['group']:
+    factor = lambda rate, key=key: f' ({faster[rate][key]:.1f})' if key.startswith('DCT') else ''
+    rows.append((key, *(f'{1e3 * x["group"][key]["seconds"]:.1f}{factor(rate)}' for rate, x in every.items())))
+  table('rates', 'ms a step (times faster than the best dense one)', rows)
+
+
+def counter_error(found):
+  """How far what the interfaces counted, without headers, is from the accounts of DCT."""
+  ours = found['group']['DCT']
+  return abs(ours['counted'][1] / (ours['sent'] + (PROCESSES.value - 1) * LOSS_BYTES) - 1)
 
 
 def main(argv):
   if WORKER.value:
     return worker()
   command = [sys.executable, *argv[:1], '--worker', *sys.argv[1:]]
-  if LAB.value:
-    return in_the_lab(command)
-  sys.exit(launch(command, PROCESSES.value))
+  finish(in_the_lab(command) if LAB.value else on_loopback(command), seed=[0, 1, 2, 3])
 
 
 if __name__ == '__main__':

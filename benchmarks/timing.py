@@ -1,6 +1,7 @@
 """Side-by-side timing: contenders alternate in one run and are compared by medians.
 
 The machine is shared and noisy; a time by itself means little, a ratio of two medians taken in turns does.
+What a benchmark has shown by `table` and told by `finish` goes to a file of results where `--out` says so.
 """
 
 from __future__ import annotations
@@ -14,11 +15,20 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import flags
+
+from dct_jax.train import results
+
+OUT = flags.DEFINE_string('out', '', 'File for all tables and numbers, as results/kernels.json; none unless given.')
+flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS['out'])  # so that --help of any script lists it
+_shown: dict[str, dict] = {}  # tables of this run; a process is one benchmark
+
 
 
 def alternate(contenders: dict[str, Callable[[], object]], *, seconds: float = 2.0,
@@ -59,13 +69,26 @@ def donated(function, e, gradients):
   return call
 
 
-def table(title: str, rows: list[tuple]) -> None:
-  """Prints rows of (name, value, ...) in columns."""
+def table(name: str, title: str, rows: list[tuple]) -> None:
+  """Prints rows of (name, value, ...) in columns, the head first; `finish` writes them under this name."""
+  _shown[name] = {'title': title} | results.table(rows[0], rows[1:])
   print(f'\n{title}')
   widths = [max(len(str(r[i])) for r in rows) for i in range(len(rows[0]))]
   for row in rows:
     print('  ' + '  '.join(str(c).ljust(w) if i == 0 else str(c).rjust(w)
                            for i, (c, w) in enumerate(zip(row, widths, strict=True))))
+
+
+def finish(values: Mapping[str, Any], seed: int | Sequence[int] | None = None) -> None:
+  """Ends a benchmark: prints its numbers as the last line, in JSON, and writes the file of results that was asked for.
+
+  Args:
+    values: name -> number.
+    seed: of what was random, or several.
+  """
+  if OUT.value:
+    results.write(OUT.value, values=values, tables=_shown, seed=seed)
+  print(json.dumps(dict(values)), flush=True)
 
 
 def cpu_ticks() -> tuple[int, int, int]:
@@ -112,13 +135,21 @@ def last_words(output, each=12):
 
 
 def result_in_lab(lab, command):
-  """Runs a benchmark's workers on all hosts; what worker 0 printed as `RESULT` and JSON.
+  """Runs a benchmark's workers on all hosts; see `result_of`."""
+  return result_of(lambda output: lab.run(command, output=output).code)
+
+
+def result_of(run: Callable[[TextIO], int]) -> dict:
+  """What worker 0 of a benchmark printed as `RESULT` and JSON.
 
   It also says how much of the machine others had meanwhile (`stolen`): beyond a few percent, times mean little.
+
+  Args:
+    run: runs all workers with a place for their output; returns 0, or the exit code of one that failed.
   """
   lines = io.StringIO()
   before = cpu_ticks()
-  if lab.run(command, output=lines).code:
+  if run(lines):
     sys.exit(f'a worker failed:\n{last_words(lines.getvalue())}')
   found = [x for x in lines.getvalue().splitlines() if x.startswith('[0] RESULT ')]
   every, _, stolen = (b - a for a, b in zip(before, cpu_ticks(), strict=True))

@@ -2,6 +2,7 @@
 
 import ml_collections
 
+import dct_jax
 from dct_jax.train import experiment
 
 
@@ -35,3 +36,8 @@ VARIANTS = {
 
 def get_config(variant: str = 'dct'):
   return experiment.choose(base(), VARIANTS, variant)
+
+
+def check(config):
+  experiment.even_batch(config)
+  dct_jax.dct_dp(config.sparsity, config.lifespan, tracking=config.tracking, value_codec=config.value_codec)

@@ -2,6 +2,10 @@
 
 import ml_collections
 
+import dct_jax
+from dct_jax import tables
+from dct_jax.boundaries import Cut
+from dct_jax.models import dlrm
 from dct_jax.partition import ready
 from dct_jax.train import experiment
 
@@ -9,6 +13,8 @@ from dct_jax.train import experiment
 def base():
   config = ml_collections.ConfigDict()
   config.data = ''  # a Criteo TSV, a directory with Frappe's files, or the synthetic set
+  config.test_data = ''  # another file of the same format to test on
+  config.test_share = 1 / 7  # of the rows of a Criteo TSV, from its end: tested on, not trained on. Kaggle's last day
   config.cache = 'runs/cache'  # where a prepared TSV is kept
   config.rows = 200_000  # of the synthetic set, for training
   config.test_rows = 40_000
@@ -65,6 +71,20 @@ VARIANTS = {
 
 def get_config(variant: str = 'hybrid'):
   return experiment.choose(base(), VARIANTS, variant)
+
+
+def check(config):
+  """Raises ValueError for what could not be built after the data is there."""
+  experiment.even_batch(config)
+  parts = dlrm.sections(config.splits, config.bottom, config.top)
+  if config.stages > 1 and len(parts) != config.stages:
+    raise ValueError(f'--stages={config.stages} wants {config.stages - 1} splits, got --splits={config.splits}')
+  if config.stages > 1 and config.masks != 'one':
+    raise ValueError(f"stages have one mask for both passes, got --masks={config.masks}")
+  Cut(config.mp_sparsity, config.activation_codec).check()
+  dct_jax.dct_dp(config.dp_sparsity, config.lifespan, tracking=config.tracking, selection=config.selection,
+                 value_codec=config.value_codec)
+  tables.make_optimizer(config.row_optimizer, config.row_learning_rate or config.learning_rate)
 
 
 def get_net(variant: str = 'baseline', batch: int = 0):

@@ -1,5 +1,7 @@
 """Linear models on sparse rows: what all algorithms of the exchange share."""
 
+import pathlib
+
 import ml_collections
 
 from dct_jax.train import experiment
@@ -31,3 +33,11 @@ def base():
 
 def get_config(variant: str = 'split_all_gather'):
   return experiment.choose(base(), {name: {} for name in METHODS}, variant)
+
+
+def check(config):
+  """Raises what `data.linear.load` would after a while."""
+  if config.dataset != 'synthetic' and not config.data:
+    raise ValueError(f'--dataset={config.dataset} needs the path of its file: --data')
+  if config.test and not pathlib.Path(config.test).exists():
+    raise FileNotFoundError(f'--test={config.test}: there is no such file')

@@ -39,6 +39,10 @@ def get_config(variant: str = 'topk16'):
   return experiment.choose(base(), VARIANTS, variant)
 
 
+def check(config):
+  experiment.even_batch(config)
+
+
 def get_net(variant: str = 'dense', batch: int = 0):
   """What a worker trains, for `python -m dct_jax.partition plan`."""
   config = get_config(variant)

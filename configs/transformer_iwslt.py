@@ -2,6 +2,8 @@
 
 import ml_collections
 
+from dct_jax.boundaries import Cut
+from dct_jax.models import transformer
 from dct_jax.partition import ready
 from dct_jax.train import experiment
 
@@ -95,6 +97,17 @@ VARIANTS = {
 
 def get_config(variant: str = 'baseline'):
   return experiment.choose(base(), VARIANTS, variant)
+
+
+def check(config):
+  """Raises ValueError for what could not be built after subwords are there."""
+  if config.model == 'transformer':
+    parts = transformer.sections(config.splits, config.layers, config.share_embeddings)
+    if config.stages > 1 and len(parts) != config.stages:
+      raise ValueError(f'--stages={config.stages} wants {config.stages - 1} splits, got --splits={config.splits}')
+  if config.stages == 1 and config.microbatches > 1:
+    raise ValueError(f'only stages have microbatches, got --stages=1 and --microbatches={config.microbatches}')
+  Cut(config.mp_sparsity, config.activation_codec).check()
 
 
 def get_net(variant: str = 'baseline', batch: int = 0, length: int = 32):

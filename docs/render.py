@@ -7,9 +7,12 @@ A page says what it wants in comments, between which this script writes; nothing
 
     It takes <!-- value kernels pack_over_add .2f -->0.96<!-- end --> times as long.
 
+A value never begins a line: Markdown takes a line that begins with a comment out of its paragraph.
+
 `--check` changes nothing, and ends with exit code 1 if a page differs from the files.
 """
 
+import itertools
 import json
 import pathlib
 import re
@@ -19,6 +22,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / 'results'
 TABLE = re.compile(r'(<!-- table (\S+) (\S+) -->\n).*?(<!-- end -->)', re.S)
 VALUE = re.compile(r'(<!-- value (\S+) (\S+) (\S+) -->).*?(<!-- end -->)', re.S)
+NUMBER = re.compile(r'[-+*~(<>]*\d')  # what a cell begins with
+FRACTION = re.compile(r'\d\.\d')
 FENCED = re.compile(r'^(```|~~~).*?^\1', re.S | re.M)
 
 
@@ -49,11 +54,18 @@ def markdown(made):
   return '\n'.join([line(made['head']), '|' + '---|' * len(made['head']), *map(line, made['rows'])])
 
 
+def spoken(seeds):
+  """Seeds in words, with `; ` behind them: none, one, some, or all from one to another."""
+  seeds = seeds if isinstance(seeds, list) else [] if seeds is None else [seeds]
+  if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+    return f'seeds {seeds[0]} to {seeds[-1]}; '
+  return f'seed{"s"[:len(seeds) - 1]} {", ".join(map(str, seeds))}; ' if seeds else ''
+
+
 def origin(found):
   """How a file, or a table with a command of its own, was made; in a line."""
-  seeds = [] if found['seed'] is None else found['seed'] if isinstance(found['seed'], list) else [found['seed']]
-  said = [f'seed{"s"[:len(seeds) - 1]} {", ".join(map(str, seeds))}; '] if seeds else ['']
-  return f'`{found["command"]}`; {said[0]}{found["date"]}; {found["machine"]}; JAX {found["versions"]["jax"]}'
+  made = f'`{found["command"]}`; {spoken(found["seed"])}{found["date"]}; {found["machine"]}'
+  return f'{made}; JAX {found["versions"]["jax"]}'
 
 
 def rendered(text):
@@ -61,7 +73,8 @@ def rendered(text):
   def table(match):
     found = load(match[2])
     made = entry(match[2], 'tables', match[3])
-    return f'{match[1]}\n{markdown(made)}\n\n<small>{origin({**found, **made})}</small>\n\n{match[4]}'
+    said = made.get('source') or origin({**found, **made})  # a table of a paper says which one it is
+    return f'{match[1]}\n{markdown(made)}\n\n<small>{said}</small>\n\n{match[4]}'
 
   def value(match):
     return f'{match[1]}{format(entry(match[2], "values", match[3]), match[4])}{match[5]}'
@@ -70,15 +83,24 @@ def rendered(text):
 
 
 def by_hand(text):
-  """First lines of tables with numbers that no file of results has: most of their cells are numbers."""
+  """First lines of tables with numbers that no file of results has.
+
+  Such a table has numbers in most of its cells, or in most of a column where one has a fraction: a measured one is
+  rarely whole, and what a format or a setting is seldom has a fraction. The first column is names, whatever it has.
+  """
   text, found = FENCED.sub('', TABLE.sub('', text)), []
-  for block in re.findall(r'(?:^\|.*\n?)+', text, re.M):
-    head, *rows = block.strip().splitlines()
-    cells = [c.strip() for row in rows[1:] for c in row.strip('|').split('|')[1:] if c.strip()]
-    numbers = [c for c in cells if re.match(r'[-+*~]*\d[\d,.]*', c)]
-    if len(numbers) > len(cells) / 2:
+  for block in re.findall(r'(?:^ *\|.*\n?)+', text, re.M):
+    head, _, *rows = [line.strip() for line in block.strip().splitlines()] + ['']
+    columns = itertools.zip_longest(*(row[1:-1].split('|')[1:] for row in rows), fillvalue='')
+    columns = [[cell.strip() for cell in column if cell.strip()] for column in columns]
+    measured = any(mostly_numbers(column) and FRACTION.search(' '.join(column)) for column in columns)
+    if measured or mostly_numbers([*itertools.chain(*columns)]):
       found.append(head)
   return found
+
+
+def mostly_numbers(cells):
+  return len([cell for cell in cells if NUMBER.match(cell)]) > len(cells) / 2
 
 
 def main(check):

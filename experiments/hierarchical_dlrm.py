@@ -8,12 +8,13 @@
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 from absl import app, flags
 
-from dct_jax.runtime import virtual
-from dct_jax.train import experiment
+from dct_jax.runtime import staleness, virtual
+from dct_jax.train import experiment, report, results
 from shared.hierarchical import on_cluster, problem
 
 experiment.define_flags(pathlib.Path(__file__).parents[1] / 'configs/hierarchical_dlrm.py', {
@@ -62,13 +63,12 @@ def _in_virtual_time(config, task, plan, directory):
   run = virtual.train(plan, problem.fleet(config), problem.hardware(config), (params, task.optimizer.init(params)),
                       task.batch_of, task.batches, seed=config.seed, evaluate=task.evaluate,
                       evaluations=config.evaluations)
-  mean = lambda counts: sum(s * n for s, n in counts.items()) / sum(counts.values())
   return {'batches': run.batches,
           'evaluations': [(done, {k: float(v) for k, v in said.items()}) for done, said in run.evaluations],
           'ne': float(run.evaluations[-1][1]['ne']),
           'train_loss': float(np.mean(run.losses[-max(run.batches // 10, 1):])),
           'examples_per_second': run.examples_per_second(config.batch), 'seconds': run.seconds,
-          'staleness': {node: mean(counts) for node, counts in run.staleness.items()},
+          'staleness': {node: staleness.mean([counts]) for node, counts in run.staleness.items()},
           'events': run.events, 'wall_seconds': run.wall_seconds}
 
 
@@ -87,14 +87,23 @@ def main(argv):
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/hierarchical')
   for name in names:
     problem.check(experiment.config_of(name))
-  print(f'{"":24}{"NE":>9}{"examples/s":>12}{"staleness: dense":>18}{"tables":>8}')
+  found = {}
   for name in names:
     config = experiment.config_of(name)
-    found = train_one(config, workdir / f'{name}-{config.seed}.json')
-    dense = [s for node, s in found['staleness'].items() if not node.startswith('sparse')]
-    print(f'{name:24}{found["ne"]:9.5f}{found["examples_per_second"]:12,.0f}{np.mean(dense):18.1f}'
-          f'{found["staleness"].get("sparse0", 0):8.1f}', flush=True)
+    found[name] = train_one(config, workdir / f'{name}-{config.seed}.json')
+    print(f'{name}: NE {found[name]["ne"]:.5f}', file=sys.stderr, flush=True)
+  experiment.show({'variants': table(found)}, config.seed)
+
+
+def table(found):
+  """What was found of each variant: quality, what crosses for a batch, speed, and staleness."""
+  rows = []
+  for name, run in found.items():
+    dense = [s for node, s in run['staleness'].items() if not node.startswith('sparse')]
+    rows.append([name, f'{run["ne"]:.5f}', f'{1e3 * run["megabytes"]:,.0f}', f'{run["examples_per_second"]:,.0f}',
+                 f'{np.mean(dense):.1f}', f'{run["staleness"].get("sparse0", 0):.1f}'])
+  return report.lines(results.table(['', 'NE', 'KB a batch', 'examples/s', 'staleness: dense', 'tables'], rows))
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(experiment.guarded(main))

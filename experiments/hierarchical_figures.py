@@ -2,38 +2,39 @@
 
     python experiments/hierarchical_figures.py     # 33 trainings of about a minute; what is there is not repeated
     python experiments/hierarchical_figures.py --frappe=DIRECTORY --criteo=FILE    # with real rows, too
+    python experiments/hierarchical_figures.py --sets=model_b --clock=0    # this part alone; the file keeps the others
 
-What is measured goes to `results/hierarchical.json`, from which pictures are drawn; `docs/hierarchical.md` reads them.
+What is measured goes to `results/hierarchical.json`, from which pictures are drawn; `docs/papers/hierarchical.md`
+shows its tables.
 """
 
 import concurrent.futures
-import datetime
 import json
 import multiprocessing
 import os
 import pathlib
-import platform
 
 import hierarchical_dlrm
-import jax
 import numpy as np
 from absl import app, flags
 
 from dct_jax.models.dlrm import Dlrm
-from dct_jax.train import experiment
+from dct_jax.train import experiment, report, results
 from shared.hierarchical import clocks, pictures, tables
 
 flags.adopt_module_key_flags(hierarchical_dlrm)
 SEEDS = flags.DEFINE_integer('seeds', 3, 'Number of seeds: of data, parameters and jitter.')
 OUT = flags.DEFINE_string('out', 'results/hierarchical.json', 'File that all numbers go to.')
-PICTURES = flags.DEFINE_string('pictures', 'docs', 'Directory that pictures go to.')
+PICTURES = flags.DEFINE_string('pictures', 'docs/pictures', 'Directory that pictures go to.')
 PROCESSES = flags.DEFINE_integer('processes', os.cpu_count(),
                                  'Number of trainings that go on at the same time; 1 for this process alone.')
 FRAPPE = flags.DEFINE_string('frappe', None, "Directory with Frappe's files; without it that part is left out.")
 CRITEO = flags.DEFINE_string('criteo', None, 'Criteo TSV for the endpoints; without it that part is left out.')
 FULL = flags.DEFINE_bool('full', True, "Whether the endpoints are trained with the DCT paper's DLRM, too.")
 CLOCK = flags.DEFINE_integer('clock', 8, 'Number of batches of every net, by the clock alone; 0 leaves that out.')
+SETS = flags.DEFINE_list('sets', None, 'Some of the sets synthetic, model_b, full, frappe, criteo; all unless given.')
 VARIANTS = flags.DEFINE_list('variants', None, 'Variants that are trained, with those that they are compared with.')
+MEASURED = ('settings', 'best_ne', 'quality', 'clock', 'batches')  # what the file keeps if it is not made again
 BASES = {'figure 3': 'easgd10', 'figure 4': 'nets12', 'figure 7': 'easgd40'}
 ENDPOINTS = {'figure 3': ('easgd10', 'easgd40'), 'figure 4': ('nets12', 'nets96'), 'figure 7': ('easgd40', 'ht5')}
 COMPARED = {'figure 3': ('easgd5', 'easgd10', 'easgd20', 'easgd40'),
@@ -43,14 +44,16 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5% quantiles, by the n
 
 def sets():
   """Name -> what is changed in the configuration: nothing for the small DLRM on synthetic rows, with all figures."""
-  found = {'synthetic': {}}
+  found = {'synthetic': {}, 'model_b': {'fc': 'int8'}}
   if FULL.value:
     found['full'] = {'bottom': Dlrm.bottom, 'top': Dlrm.top, 'rows': 256_000}
   if FRAPPE.value:
     found['frappe'] = {'data': FRAPPE.value, 'passes': 4}
   if CRITEO.value:
     found['criteo'] = {'data': CRITEO.value, 'passes': 10}
-  return found
+  if missing := set(SETS.value or ()) - set(found):
+    raise ValueError(f'there are the sets {", ".join(found)} with these flags, got --sets={",".join(sorted(missing))}')
+  return {name: change for name, change in found.items() if SETS.value is None or name in SETS.value}
 
 
 def all_runs(workdir):
@@ -70,14 +73,14 @@ def all_runs(workdir):
 
 
 def seeds(name):
-  """How many there are on a set: a training of the full DLRM takes some ten times as long, and has one."""
-  return 1 if name == 'full' else SEEDS.value
+  """How many there are on a set: Model-B has one, and so has the full DLRM, which takes some ten times as long."""
+  return 1 if name in ('full', 'model_b') else SEEDS.value
 
 
 def figures_of(name):
   """Figure -> variants that it compares, if two or more of them are wanted."""
   wanted = lambda of: [v for v in of if VARIANTS.value is None or v in VARIANTS.value]
-  compared = COMPARED if name == 'synthetic' else ENDPOINTS
+  compared = {'synthetic': COMPARED, 'model_b': {'figure 7': COMPARED['figure 7']}}.get(name, ENDPOINTS)
   return {figure: wanted(of) for figure, of in compared.items() if wanted(of)[1:]}
 
 
@@ -113,10 +116,27 @@ def staleness(run):
   return {'dense_staleness': float(np.mean(dense)), 'table_staleness': run['staleness'].get('sparse0', 0.0)}
 
 
-def clock(machine, path):
-  """Figures 8 to 11, or what they were before."""
-  return json.loads(path.read_text()) if path.exists() else write(
-      clocks.figures(machine, CLOCK.value, SEEDS.value), path)
+def once(path, make):
+  """What a file has, or, if there is none yet, what is made then."""
+  return json.loads(path.read_text()) if path.exists() else write(make(), path)
+
+
+def clock(workdir):
+  """Figures 8 to 11 of both models, and of the first one with other batches."""
+  of = lambda name, make: once(workdir / f'{name}-{CLOCK.value}-{SEEDS.value}.json', make)
+  found = {name: of(name, lambda: clocks.figures(model, CLOCK.value, SEEDS.value))
+           for name, model in clocks.MODELS.items()}
+  choice = {name: tuple(split) for name, split in found['Model-A']['splits'].items()}
+  return {'clock': found, 'batches': of('batches', lambda: clocks.batch_sizes(choice, CLOCK.value))}
+
+
+def trained(runs):
+  """What trainings have given, and the settings that most of them share."""
+  found = {'quality': {name: quality(name, of) for name, of in runs.items()}}
+  if 'synthetic' in runs:
+    first = [runs['synthetic'][variants('synthetic')[0], s] for s in range(SEEDS.value)]
+    found |= {'settings': first[0]['settings'], 'best_ne': [run['best_ne'] for run in first]}
+  return found
 
 
 def write(found, path):
@@ -129,23 +149,20 @@ def write(found, path):
 def main(argv):
   del argv
   workdir, folder = pathlib.Path(flags.FLAGS.workdir or 'runs/hierarchical'), pathlib.Path(PICTURES.value)
-  runs = all_runs(workdir)
-  first = variants('synthetic')[0]
-  found = write({
-      'command': 'python experiments/hierarchical_figures.py', 'seeds': SEEDS.value,
-      'date': datetime.date.today().isoformat(), 'versions': {'jax': jax.__version__, 'numpy': np.__version__},
-      'machine': f'{os.cpu_count()} cores, {platform.machine()}', 'settings': runs['synthetic'][first, 0]['settings'],
-      'best_ne': [runs['synthetic'][first, s]['best_ne'] for s in range(SEEDS.value)],
-      'quality': {name: quality(name, of) for name, of in runs.items()},
-      'clock': {model: clock(machine, workdir / f'{model}-{CLOCK.value}-{SEEDS.value}.json')
-                for model, machine in clocks.MODELS.items() if CLOCK.value}}, pathlib.Path(OUT.value))
+  path = pathlib.Path(OUT.value)
+  before = json.loads(path.read_text()) if path.exists() else {'quality': {}, 'clock': {}, 'batches': {}}
+  new = trained(all_runs(workdir)) | (clock(workdir) if CLOCK.value else {})
+  found = {key: before[key] for key in MEASURED if key in before} | new
+  found |= {'seeds': SEEDS.value, 'quality': {**before['quality'], **new['quality']}}
+  found = results.write(path, command='python experiments/hierarchical_figures.py', seed=list(range(SEEDS.value)),
+                        tables=tables.tables(found), **found)
   pictures.quality(found, folder / 'hierarchical_quality.png')
   for model, numbers in found['clock'].items():
     which = '' if model == 'Model-A' else f'_{model}'
     pictures.clock(numbers, folder / f'hierarchical_clock{which}.png')
-  for (name, figure), table in tables.tables(found).items():
-    print(f'{name}, {figure}\n\n{table}\n')
+  for name, table in found['tables'].items():
+    print(f'{name}\n\n{report.lines(table)}\n')
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(experiment.guarded(main))

@@ -4,7 +4,8 @@
 
 The exact sum is trained with several seeds, which gives a spread. A lambda passes if the perplexity of the test set is
 within that spread, or within 2% of its mean. Sketches are of the gradients of input rows; lambda is that of the union.
-Runs that are in the work directory already are not repeated. Prints a table and draws the curves.
+Runs that are in the work directory already are not repeated. Prints a table, which goes to --results=FILE, too, and
+draws the curves.
 """
 
 import pathlib
@@ -15,7 +16,7 @@ import lstm_wikitext
 import matplotlib.figure
 from absl import app, flags
 
-from dct_jax.train import experiment
+from dct_jax.train import experiment, pictures, report, results
 
 flags.adopt_module_key_flags(lstm_wikitext)
 SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'], 'Seeds of runs with the exact sum; sketches have the first.')
@@ -45,18 +46,17 @@ def finished(name, changes, workdir):
 
 
 def table(logs):
-  """In Markdown: perplexities, against the mean of exact runs, and whether that is close enough."""
+  """Perplexities, against the mean of exact runs, and whether that is close enough."""
   last = {name: lines[-1] for name, lines in logs.items()}
   exact = [x['eval/test_perplexity'] for name, x in last.items() if not name.startswith('S2')]
   mean, limit = statistics.mean(exact), max(max(exact), statistics.mean(exact) * (1 + CLOSE))
-  rows = ['| sum of input rows | lambda of a worker | validation | test | against the mean | passes |',
-          '|---' * 6 + '|']
+  heads, rows = ('sum of input rows', 'lambda of a worker', 'validation', 'test', 'against the mean', 'passes'), []
   for name, x in last.items():
     lam = f'{x["s2_lambda"]:.2f}' if 's2_lambda' in x else ''
     perplexity = x['eval/test_perplexity']
-    rows.append(f'| {name} | {lam} | {x["eval/valid_perplexity"]:.1f} | {perplexity:.1f} | '
-                f'{100 * (perplexity / mean - 1):+.1f}% | {"yes" if perplexity <= limit else "no"} |')
-  return '\n'.join(rows)
+    rows.append([name, lam, f'{x["eval/valid_perplexity"]:.1f}', f'{perplexity:.1f}',
+                 f'{100 * (perplexity / mean - 1):+.1f}%', 'yes' if perplexity <= limit else 'no'])
+  return report.lines(results.table(heads, rows))
 
 
 def draw(logs, path):
@@ -68,7 +68,8 @@ def draw(logs, path):
     axis.plot(*zip(*points, strict=True), marker='.', linestyle='--' if name.startswith('S2') else '-', label=name)
   axis.set(xlabel='step', ylabel='perplexity of the validation set', yscale='log')
   axis.grid(visible=True, which='both', alpha=0.3)
-  axis.legend(fontsize=8)
+  pictures.plain_ticks(axis)
+  pictures.legend_beside(figure, fontsize=8)
   figure.savefig(path)
 
 
@@ -77,10 +78,10 @@ def main(argv):
   experiment.begin(experiment.config_of(EXACT.value).workers)
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/lstm_tables')
   logs = {name: finished(name, changes, workdir) for name, changes in runs().items()}
-  print(table(logs))
+  experiment.show({'lambdas': table(logs)}, [int(seed) for seed in SEEDS.value])
   draw(logs, workdir / 'lambdas.png')
   print(f'figure: {workdir / "lambdas.png"}')
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(experiment.guarded(main))

@@ -4,14 +4,8 @@
 """
 
 import dataclasses
-import datetime
 import itertools
-import json
-import os
-import pathlib
-import platform
 
-import jax
 import matplotlib.colors
 import matplotlib.figure
 import matplotlib.patches
@@ -21,6 +15,7 @@ from absl import app, flags
 
 from dct_jax import partition
 from dct_jax.netlab import bits_per_second
+from dct_jax.train import experiment, results
 from shared.scale import asynchronous, models, speeds, synchronous
 
 MODELS = flags.DEFINE_list('models', 'DLRM,Transformer', 'Models that have a map: DLRM, Transformer.')
@@ -44,7 +39,7 @@ APART = flags.DEFINE_integer('most_apart', 100, 'Limit of batches of a net betwe
                              lower_bound=1)
 SECONDS = flags.DEFINE_float('seconds', 3.0, 'Seconds that the search for a plan of a group may take.', lower_bound=0.1)
 OUT = flags.DEFINE_string('out', 'results/scale_map.json', 'File that all numbers go to.')
-PICTURE = flags.DEFINE_string('picture', 'docs/scale_map.png', 'File that the map goes to.')
+PICTURE = flags.DEFINE_string('picture', 'docs/pictures/scale_map.png', 'File that the map goes to.')
 
 COLORS = {synchronous.DENSE: '#dddddd', synchronous.DCT: '#8ecae6', synchronous.SPARCML: '#f4a261',
           synchronous.UNION: '#c8b6ff', synchronous.THREE_LC: '#a7d49b', asynchronous.EASGD: '#f7d774',
@@ -93,6 +88,17 @@ def draw(found, path):
   figure.savefig(path, dpi=110)
 
 
+def maps(found):
+  """Model, and whether there are limits -> a table of winners, with their examples a second over those of dense."""
+  made = {}
+  for model, limited in itertools.product(MODELS.value, (True, False)):
+    of = {(c['nodes'], c['rate']): f'{c["winner"]} {c["factor"]:.3g}' for c in found
+          if c['model'] == model and c['limited'] == limited}
+    made[f'{model}_{"limits" if limited else "alone"}'] = results.table(
+        ['nodes', *RATES.value], [[n, *(of[int(n), rate] for rate in RATES.value)] for n in NODES.value])
+  return made
+
+
 def main(argv):
   del argv
   if unknown := set(MODELS.value) - set(models.MODELS):
@@ -102,18 +108,14 @@ def main(argv):
   machine = partition.measure_machine(MACHINE.value) if MACHINE.value else partition.Machine()
   given = {flag.name: flag.value for flag in (MODELS, NODES, RATES, CORES, LATENCY, SPARSITY, ALIKE, THREE_LC, ADD,
                                               BATCHES, REPLICAS, APART, SECONDS)}
-  found = {'command': 'python experiments/scale_map.py', 'date': datetime.date.today().isoformat(),
-           'versions': {'jax': jax.__version__, 'numpy': np.__version__},
-           'machine': f'{os.cpu_count()} cores, {platform.machine()}', 'settings': given,
-           'costs of a core': dataclasses.asdict(machine) | {'rate': None, 'memory': None}, 'cells': cells(machine)}
-  out = pathlib.Path(OUT.value)
-  out.parent.mkdir(parents=True, exist_ok=True)
-  out.write_text(json.dumps(found, indent=1) + '\n')
-  draw(found['cells'], PICTURE.value)
-  for cell in found['cells']:
+  found = cells(machine)
+  results.write(OUT.value, tables=maps(found), settings=given, cells=found,
+                **{'costs of a core': dataclasses.asdict(machine) | {'rate': None, 'memory': None}})
+  draw(found, PICTURE.value)
+  for cell in found:
     print(f'{cell["model"]:12}{"limits" if cell["limited"] else "":8}{cell["nodes"]:6}{cell["rate"]:>9}  '
           f'{cell["winner"]:15}{cell["factor"]:10.2f}')
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(experiment.guarded(main))

@@ -14,6 +14,7 @@ ALLOWED = {
     'axes': {'arrays'},
     'contract': {'arrays', 'axes'},
     'state': set(),
+    'commands': set(),
     'wire': FACTS,
     'native': {*FACTS, 'wire'},
     'kernels': {*FACTS, 'native', 'wire'},
@@ -21,12 +22,12 @@ ALLOWED = {
     'compressors': {*FACTS, 'kernels', 'wire'},
     'collectives': {*FACTS, 'compressors', 'kernels', 'transport', 'wire'},
     'transforms': {*FACTS, 'collectives', 'compressors', 'kernels', 'transport', 'wire'},
-    'train': {*FACTS, 'collectives', 'compressors', 'kernels', 'transforms', 'transport', 'wire'},
+    'train': {*FACTS, 'collectives', 'commands', 'compressors', 'kernels', 'transforms', 'transport', 'wire'},
     'tables': {*FACTS, 'collectives', 'kernels', 'train', 'transforms', 'transport', 'wire'},
     'boundaries': {*FACTS, 'compressors', 'kernels', 'wire'},
     'runtime': {*FACTS, 'boundaries', 'kernels', 'partition', 'tables', 'train', 'transforms', 'transport', 'wire'},
-    'netlab': {'collectives', 'runtime', 'train', 'transforms', 'transport', 'wire'},
-    'partition': {*FACTS, 'compressors', 'models', 'wire'},  # models: nets that are ready made
+    'netlab': {'collectives', 'commands', 'runtime', 'train', 'transforms', 'transport', 'wire'},
+    'partition': {*FACTS, 'commands', 'compressors', 'models', 'wire'},  # models: nets that are ready made
     'data': set(),
     'measures': set(),
     'models': {'arrays'},  # what communicates is passed in

@@ -28,8 +28,7 @@ class Cut(NamedTuple):
 
   def check(self) -> Cut:
     """Itself, or a ValueError."""
-    if self.sparsity:
-      sparse.check(self.sparsity, self.value_codec, 'one')
+    sparse.check(self.sparsity, self.value_codec, 'one')
     return self
 
   def leave(self, x: jax.Array) -> Parcel:

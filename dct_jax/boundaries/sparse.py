@@ -28,7 +28,7 @@ def sparse_boundary(x: jax.Array, sparsity: float, *, value_codec: str = 'float3
 
   Args:
     x: float32, bfloat16 or float16 [..., d]; the result and the gradient have its type.
-    sparsity: share of a row that stays behind, in (0, 1].
+    sparsity: share of a row that stays behind, in [0, 1]; 0 lets everything pass as it is.
     value_codec: how values cross, both ways: 'float32', 'float16' (gradients with a scale for all of them) or
       'int8' (with one scale a row).
     masks: 'one' for both passes, as in the paper; 'apart' lets the gradient choose its own largest entries, the
@@ -49,12 +49,12 @@ def sparse_boundary(x: jax.Array, sparsity: float, *, value_codec: str = 'float3
     Gupta et al., Training Recommender Systems at Scale, KDD 2021.
   """
   check(sparsity, value_codec, masks)
-  return _boundary(x, row_threshold(x, sparsity), sparsity, value_codec, masks)
+  return x if sparsity == 0 else _boundary(x, row_threshold(x, sparsity), sparsity, value_codec, masks)
 
 
 def check(sparsity: float, value_codec: str, masks: str) -> None:
   """Raises ValueError for arguments that cannot work."""
-  fraction.check('sparsity', sparsity)
+  fraction.check('sparsity', sparsity, zero=True)
   if callable(sparsity):
     raise ValueError('the sparsity of a boundary is a number, got a schedule')
   if value_codec not in VALUE_BYTES:
@@ -157,11 +157,11 @@ class SparseBoundary(nn.Module):
     dense = jnp.float32(4 * x.size)
     report = {'forward_bytes': dense, 'backward_bytes': dense, 'dense_bytes': dense}
     out = x
+    check(self.sparsity, self.value_codec, self.masks)
     if self.sparsity or self.watch:
       tau = row_threshold(x, self.sparsity or self.watch)
       report['threshold'] = jnp.mean(tau)
     if self.sparsity:
-      check(self.sparsity, self.value_codec, self.masks)
       out = _boundary(x, tau, self.sparsity, self.value_codec, self.masks)
       report['forward_bytes'], report['backward_bytes'] = crossing_bytes(row_mask(x, tau), self.value_codec)
     for name, value in report.items():

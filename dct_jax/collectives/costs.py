@@ -34,6 +34,9 @@ class Costs(NamedTuple):
   @classmethod
   def of_network(cls, workers: int, rate: float, latency: float = 1e-3) -> Costs:
     """A guess for a network of `rate` bytes a second, without a measurement."""
+    if workers < 1 or not rate > 0 or not latency >= 0:
+      raise ValueError(f'workers, a rate above 0 and a latency of 0 or more make a network, got {workers=}, {rate=} '
+                       f'and {latency=}')
     return cls(((latency, 1 / rate, 10e-9, 0.3e-9),) * len(ALGORITHMS), workers)
 
 

@@ -34,7 +34,7 @@ def block_top_k(
   References:
     Ge et al., S2 Reducer (blocks as a source of structured sparsity); Fei et al., OmniReduce.
   """
-  fraction.check('keep', keep)
+  keep = fraction.check('keep', keep)
   if block < 1:
     raise ValueError(f'block must be at least 1, got {block=}')
   form = stream.StreamFormat(index_codec, value_codec, dense_below, unit=block)

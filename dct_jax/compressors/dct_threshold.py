@@ -16,6 +16,7 @@ from dct_jax.contract import Compressor
 SELECTIONS = ('select', 'sort')
 _RETRY = -1.0  # a threshold that was due when the gradient was not finite
 SMOOTHING = 0.1  # of the running mean that `tracking` follows
+ALL = 2**32  # layers below this size are all layers
 
 
 class DctThresholdState(NamedTuple):
@@ -46,7 +47,8 @@ def dct_threshold(
   and :math:`\tau` is kept in between: the number of entries sent is free to drift.
 
   Args:
-    sparsity: :math:`\eta` in (0, 1], or an optax schedule of it (a warm-up starts low).
+    sparsity: :math:`\eta` in [0, 1], or an optax schedule of it (a warm-up starts low). 0 means dense: all layers
+      travel whole; where a schedule is 0, everything that is not zero is selected.
     lifespan: L; 1 renews the threshold in every step.
     selection: `'select'` finds the threshold with an exact selection kernel; `'sort'` copies and
       sorts, as the paper's authors did. The thresholds are equal, the cost is not.
@@ -77,18 +79,21 @@ def dct_threshold(
   References:
     Gupta et al., Training Recommender Systems at Scale, KDD 2021, Algorithm 1.
   """
-  fraction.check('sparsity', sparsity)
-  if lifespan < 1 or int(lifespan) != lifespan:
-    raise ValueError(f'lifespan must be a whole number of steps of at least 1, got {lifespan=}')
+  sparsity = fraction.check('sparsity', sparsity, zero=True)
+  lifespan, tracking = fraction.whole('lifespan', lifespan, 1), fraction.number('tracking', tracking)
+  dense_below = fraction.whole('dense_below', dense_below, 0)
   if selection not in SELECTIONS:
     raise ValueError(f'selection must be one of {SELECTIONS}, got {selection=}')
   if not 0 <= tracking <= 1:
     raise ValueError(f'tracking must be in [0, 1], got {tracking=}')
-  form = stream.StreamFormat(index_codec, value_codec, dense_below)
+  form = stream.StreamFormat(index_codec, value_codec, ALL if fraction.is_zero(sparsity) else dense_below)
 
   def init(layers):
     of_layers = lambda value: jnp.full(max(1, len(layers)), value, jnp.float32)
     return DctThresholdState(jnp.zeros((), jnp.int32), of_layers(0), of_layers(1))
+
+  def share_at(step):
+    return fraction.at(sparsity, step)
 
   def is_due(state):
     due = state.step % lifespan == 0
@@ -96,6 +101,8 @@ def dct_threshold(
       due |= (lax.population_count(state.step) == 1) & (state.step < lifespan)
     if tracking:  # nothing multiplies its way out of zero
       due |= (state.tau == 0).any()
+    if callable(sparsity):  # a schedule leaves 0, where no threshold was taken
+      due |= (share_at(state.step) > 0) & (share_at(jnp.maximum(state.step - 1, 0)) == 0)
     return due | (state.tau[0] == _RETRY)
 
   def compress(layers, residual, state, quota):
@@ -103,6 +110,8 @@ def dct_threshold(
     due = is_due(state)
     find = _sorted_threshold if selection == 'sort' else _selected_threshold
     tau = find(layers, residual, rank, state.tau, due & (quota.live != 0))
+    if callable(sparsity):
+      tau = jnp.where(share_at(state.step) > 0, tau, 0)
     selected = stream.pack(layers, residual, tau, None, quota, value_codec)
     usual = state.usual
     if tracking:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from dct_jax.compressors import fraction
 from dct_jax.contract import NOTHING, Compressor, Feedback, Layers
 
 
@@ -27,8 +28,8 @@ def error_feedback(compressor: Compressor, drain_period: int | None = None) -> C
   References:
     Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019.
   """
-  if drain_period is not None and (drain_period < 1 or int(drain_period) != drain_period):
-    raise ValueError(f'drain_period must be a whole number of at least 1, got {drain_period=}')
+  if drain_period is not None:
+    drain_period = fraction.whole('drain_period', drain_period, 1)
   if compressor.conserves == NOTHING:
     raise ValueError('what this compressor sends is no amount (a vote, for example), so that nothing could be said '
                      'to be left: use it without error_feedback')

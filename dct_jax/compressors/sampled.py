@@ -74,7 +74,7 @@ def sampled_top_k(
     Lim et al., 3LC: Lightweight and Effective Traffic Compression for Distributed Machine Learning, MLSys 2019,
     section 4.2: "5% sparsification".
   """
-  fraction.check('keep', keep)
+  keep = fraction.check('keep', keep)
   fraction.check('sample', sample)
   if callable(sample):
     raise ValueError(f'sample must be a number, not a schedule, got {sample=}')

@@ -49,7 +49,7 @@ def top_k(
   References:
     Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
   """
-  fraction.check('keep', keep)
+  keep = fraction.check('keep', keep)
 
   def ranks(layers, step):
     sizes = jnp.array([x.size for x in layers], jnp.uint32)

@@ -9,6 +9,8 @@ import warnings
 
 import jax
 
+from dct_jax.native import whereabouts
+
 INTERFACE = 12  # raised, here and in module.cc, when a kernel's arguments change
 
 _native: types.ModuleType | None
@@ -22,8 +24,7 @@ except ImportError as error:
     # pip hides the output of a build that failed, so the only place to say it is here, once.
     warnings.warn(
         f'dct_jax runs without its native CPU kernels ({error}) and uses pure JAX, which is several '
-        'times slower on a CPU. Install a C++ compiler and reinstall, or set DCT_JAX_NATIVE=0 to '
-        'silence this.', RuntimeWarning, stacklevel=2)
+        f'times slower on a CPU. {whereabouts.advice()} DCT_JAX_NATIVE=0 silences this.', RuntimeWarning, stacklevel=2)
 
 AVAILABLE = _native is not None
 
@@ -39,6 +40,5 @@ def module() -> types.ModuleType:
     RuntimeError: if it was not built.
   """
   if _native is None:
-    raise RuntimeError('this needs the native kernels, which were not built: install a C++ compiler and '
-                       'reinstall dct_jax')
+    raise RuntimeError(f'this needs the native kernels, which were not built. {whereabouts.advice()}')
   return _native

@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import shlex
 import sys
 from collections.abc import Sequence
 
-from dct_jax import train
+from dct_jax import commands, train
 from dct_jax.collectives.costs import Costs
 from dct_jax.netlab import Lab, advise, bits_per_second, calibrate, check, end_on_sigterm
+from dct_jax.train import results
 from dct_jax.transforms import make_mesh
 from dct_jax.transport import connect
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-  parser = argparse.ArgumentParser('dct_jax.netlab', description=__doc__)
-  commands = parser.add_subparsers(dest='command', required=True)
-  _add_run(commands)
-  _add_check(commands)
-  _add_advise(commands)
-  _add_calibrate(commands)
+  parser = commands.Parser('dct_jax.netlab', description=__doc__)
+  known = parser.add_subparsers(dest='command', required=True)
+  for add in (_add_run, _add_check, _add_advise, _add_calibrate):
+    add(known)
   flags = parser.parse_args(arguments)
-  return flags.action(flags)
+  return commands.attempt(f'{parser.prog} {flags.command}', lambda: flags.action(flags))
 
 
-def _add_run(commands):
-  run = commands.add_parser('run', help='run a program on every host of a lab')
+def _add_run(known):
+  run = known.add_parser('run', help='run a program on every host of a lab')
   run.add_argument('--rate', help="of every link, each way: '100mbit', '1gbit'; unshaped unless given")
   _add_lab(run)
   run.add_argument('--timeout', type=float, help='seconds after which all are ended')
@@ -37,8 +38,8 @@ def _add_run(commands):
   run.set_defaults(action=_run)
 
 
-def _add_check(commands):
-  command = commands.add_parser('check', help='what do the links of a lab deliver?')
+def _add_check(known):
+  command = known.add_parser('check', help='what do the links of a lab deliver?')
   command.add_argument('--rate', required=True, help="of every link, each way: '100mbit', '1gbit'")
   _add_lab(command)
   command.add_argument('--seconds', type=float, default=2.0, help='of each of two measurements of rates')
@@ -60,8 +61,9 @@ def _lab(flags):
 
 
 def _run(flags):
+  typed = {results.COMMAND: shlex.join(['python', '-m', 'dct_jax.netlab', *sys.argv[1:]])}
   with _lab(flags) as lab:
-    result = lab.run(flags.program, timeout=flags.timeout)
+    result = lab.run(flags.program, timeout=flags.timeout, environment=typed)
     for i, c in enumerate(result.counters or ()):
       print(f'host {i}: sent {c.sent_bytes:,} bytes in {c.sent_packets:,} packets, '
             f'received {c.received_bytes:,} bytes')
@@ -82,10 +84,10 @@ def _check(flags):
   return 1 if wrong and flags.strict else 0
 
 
-def _add_advise(commands):
-  advise = commands.add_parser('advise', help='will compression pay off here?',
+def _add_advise(known):
+  advise = known.add_parser('advise', help='will compression pay off here?',
                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-  advise.add_argument('--parameters', type=lambda x: int(float(x)), required=True, help='of the model')
+  advise.add_argument('--parameters', type=float, required=True, help='of the model')
   advise.add_argument('--sparsity', type=float, default=0.99, help='share of the gradient that stays behind')
   advise.add_argument('--workers', type=int, default=4)
   advise.add_argument('--rate', default='1gbit', help='of every link')
@@ -99,20 +101,23 @@ def _add_advise(commands):
 
 
 def _advise(flags):
+  if not 1 <= flags.parameters < math.inf:
+    raise ValueError(f'--parameters must be at least 1, got {flags.parameters:g}')
+  parameters = int(flags.parameters)
   costs = calibrate.load(flags.costs) if flags.costs else Costs.of_network(
       flags.workers, bits_per_second(flags.rate) / 8, flags.latency / 1e3)
   advice = advise.advise(
-      costs, parameters=flags.parameters, sparsity=flags.sparsity, value_bits=flags.value_bits,
+      costs, parameters=parameters, sparsity=flags.sparsity, value_bits=flags.value_bits,
       compute=flags.compute / 1e3, overlap=flags.overlap)
   network = f'costs of {flags.costs}' if flags.costs else f'{flags.rate} links, {flags.latency:g} ms a round'
-  print(f'{flags.parameters:,} parameters, {1 - flags.sparsity:.2%} of them sent with {flags.value_bits}-bit '
+  print(f'{parameters:,} parameters, {1 - flags.sparsity:.2%} of them sent with {flags.value_bits}-bit '
         f'values; {costs.workers} workers, {network}; {flags.compute:g} ms of computation\n')
   print(advise.explain(advice, flags.compute / 1e3))
   return 0
 
 
-def _add_calibrate(commands):
-  command = commands.add_parser('calibrate', help='measure this mesh; run it on every host')
+def _add_calibrate(known):
+  command = known.add_parser('calibrate', help='measure this mesh; run it on every host')
   command.add_argument('--save', required=True, help='where the costs go (JSON)')
   command.add_argument('--seconds', type=float, default=60.0)
   command.set_defaults(action=_calibrate)

@@ -41,8 +41,14 @@ def advise(costs: Costs, *, parameters: int, sparsity: float, value_bits: int = 
   Raises:
     ValueError: for numbers that make no sense.
   """
+  if costs.workers < 2:
+    raise ValueError(f'a worker alone exchanges nothing: advice is for 2 workers or more, got workers={costs.workers}')
   if parameters < 1:
     raise ValueError(f'parameters must be at least 1, got {parameters=}')
+  if not 1 <= value_bits <= 32:
+    raise ValueError(f'a value in a message has 1 to 32 bits, got {value_bits=}')
+  if not 0 <= compute < np.inf:
+    raise ValueError(f'compute is a time and not below 0, got {compute=}')
   for name, x in [('sparsity', sparsity), ('overlap', overlap)]:
     if not 0 <= x <= 1:
       raise ValueError(f'{name} must be between 0 and 1, got {name}={x}')

@@ -92,14 +92,14 @@ def load(path: str | os.PathLike) -> Costs:
     Incomplete: if an algorithm is missing, as in files from before there was one of that name.
     ValueError: if the file is not one of those.
   """
-  with open(path) as file:
-    data = json.load(file)
   try:
+    with open(path) as file:
+      data = json.load(file)
     table = data[COLUMNS]
     if missing := set(ALGORITHMS) - set(table):
       raise Incomplete(f'the file has no costs of {sorted(missing)}, got {path=}')
     return Costs(tuple(tuple(table[name]) for name in ALGORITHMS), data['workers'])  # type: ignore[misc]
-  except (KeyError, TypeError):
+  except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
     raise ValueError(f'not a file of calibrated costs, got {path=}') from None
 
 

@@ -11,8 +11,9 @@ import pathlib
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from dct_jax import commands
 from dct_jax.partition import Codecs, Machine, Nodes, Plan, codecs, draw, files, measure_machine, plan, ready, report
 from dct_jax.partition.plan import METHODS
 from dct_jax.partition.precision import FCS
@@ -22,25 +23,16 @@ SHAPES = ('batch', 'layers', 'width', 'rows', 'optimizer')  # flags that a net's
 ROWS = 10_000  # of a table of DLRM, if there are sparse servers, which are for tables
 
 
-class _Parser(argparse.ArgumentParser):
-  def error(self, message: str) -> NoReturn:
-    """One line, and no usage before it."""
-    self.exit(2, f'{self.prog}: error: {message}\n')
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-  parser = _Parser('dct_jax.partition', description=__doc__)
-  commands = parser.add_subparsers(dest='command', required=True)
-  command = commands.add_parser('plan', help='place a program on the nodes of a group, and say how that will be',
-                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+  parser = commands.Parser('dct_jax.partition', description=__doc__)
+  command = parser.add_subparsers(dest='command', required=True).add_parser(
+      'plan', help='place a program on the nodes of a group, and say how that will be',
+      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
   _add_net(command)
   _add_group(command)
   _add_results(command)
   flags = parser.parse_args(arguments)
-  try:
-    return _plan(flags)
-  except (ValueError, OSError) as error:
-    return _failed(command, error)
+  return commands.attempt(command.prog, lambda: _plan(flags))
 
 
 def _add_net(command):
@@ -144,11 +136,6 @@ def _function(config: str) -> tuple[Callable[..., Any], list[str]]:
   if not callable(found):
     raise ValueError(f'{path} has no get_net()')
   return found, [variant] if variant else []
-
-
-def _failed(command: argparse.ArgumentParser, error: Exception) -> int:
-  print(f'{command.prog}: error: {" ".join(str(error).split())}', file=sys.stderr)
-  return 2
 
 
 if __name__ == '__main__':

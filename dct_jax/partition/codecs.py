@@ -23,7 +23,7 @@ def check(codec: str) -> str:
   if kind(codec) not in CODECS or (':' in codec and kind(codec) != SPARSE):
     raise ValueError(f'values travel as one of {SPELLED}, got {codec!r}')
   if kind(codec) == SPARSE:
-    fraction.check(SPARSE, _sparsity(codec))
+    fraction.check(SPARSE, _sparsity(codec), zero=True)
   return codec
 
 

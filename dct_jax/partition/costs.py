@@ -7,6 +7,7 @@ The codec of an edge costs processor time on both ends, which the paper's taggin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from dct_jax.partition.graph import Graph, Operator, nbytes
 from dct_jax.partition.segments import bind
 
 REPEATS = 5
+INT8 = 'int8_product'
 FREE = {'reshape', 'squeeze', 'expand_dims', 'stop_gradient', 'copy_p'}  # no data is moved
 
 
@@ -32,7 +34,8 @@ class Machine:
   """What a node can do.
 
   Attributes:
-    flop: seconds of one multiplication and addition in a product of matrices.
+    flop: seconds of one multiplication or addition in a product of matrices.
+    flop8: likewise in a product of 8-bit numbers (`plan(fc='int8')`); as long as `flop` unless given.
     byte: seconds of one byte that an elementwise operator reads or writes.
     row: seconds of one entry that is gathered or scattered.
     call: seconds of one segment, whatever is in it.
@@ -53,10 +56,11 @@ class Machine:
   rate: float = 1.25e9
   memory: float = math.inf
   cores: int = 1
+  flop8: float | None = None
 
   def __post_init__(self):
-    for name in ('flop', 'byte', 'row', 'call', 'rate', 'memory', 'cores'):
-      if not getattr(self, name) > 0:
+    for name in ('flop', 'flop8', 'byte', 'row', 'call', 'rate', 'memory', 'cores'):
+      if getattr(self, name) is not None and not getattr(self, name) > 0:
         raise ValueError(f'{name} of a machine must be above 0, got {getattr(self, name)}')
     for name in ('encode', 'decode'):
       for codec, seconds in getattr(self, name).items():
@@ -71,7 +75,8 @@ class Machine:
     if op.kind in ('gather', 'scatter-add', 'scatter_add', 'scatter', 'dynamic_slice'):
       rows = min(graph.avals[op.outputs[0]].size, *(graph.avals[v].size for v in op.reads)) if op.reads else 0
       return self.row * max(rows, 1)
-    return self.flop * flops(op) + self.byte * moved
+    flop = self.flop8 or self.flop if op.kind == INT8 else self.flop
+    return flop * flops(op) + self.byte * moved
 
 
 def flops(op: Operator) -> float:
@@ -82,7 +87,7 @@ def flops(op: Operator) -> float:
 def _product(equation: Any) -> float:
   """Of a product of matrices or a convolution."""
   kind, params = equation.primitive.name, equation.params
-  if kind not in ('dot_general', 'int8_product', 'conv_general_dilated'):
+  if kind not in ('dot_general', INT8, 'conv_general_dilated'):
     return 0.0
   left, right = (x.aval.shape for x in equation.invars[:2])
   if kind != 'conv_general_dilated':
@@ -118,8 +123,10 @@ def measure_machine(path: str | os.PathLike | None = None, *, rate: float = 1.25
   call = _seconds(lambda x: x + 1, jnp.ones(8))
   more = lambda function, *arguments: max(_seconds(function, *arguments) - call, 1e-9)  # on a busy machine also less
   codec = {c: _codec_seconds(c) for c in codecs.CODECS}
+  whole = functools.partial(jnp.dot, preferred_element_type=jnp.int32)
   machine = Machine(
       flop=more(jnp.dot, x, w) / (2.0 * x.shape[0] * w.size),
+      flop8=more(whole, x.astype(jnp.int8), w.astype(jnp.int8)) / (2.0 * x.shape[0] * w.size),
       byte=more(lambda x: jnp.maximum(x, 0) * 2, long) / (2 * long.nbytes),
       row=more(lambda t, i: t[i], table, ids) / (ids.size * table.shape[1]), call=call,
       encode={c: s[0] for c, s in codec.items()}, decode={c: s[1] for c, s in codec.items()}, rate=rate, memory=memory)

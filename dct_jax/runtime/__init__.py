@@ -5,7 +5,7 @@
 workers pull compressed changes of its model, each at a speed of its own. `cluster` runs plans on real nodes.
 """
 
-from dct_jax.runtime import virtual
+from dct_jax.runtime import staleness, virtual
 from dct_jax.runtime.clock import Failure, Hardware
 from dct_jax.runtime.fleet import Fleet
 from dct_jax.runtime.pipeline import Pipeline, Tables
@@ -16,5 +16,5 @@ from dct_jax.runtime.stages import Stage, chain
 
 __all__ = [
     'Failure', 'Fleet', 'Hardware', 'Pipeline', 'Pulls', 'Stage', 'StageCheckpoints', 'Tables', 'chain', 'means_apart',
-    'cluster', 'virtual',  # modules
+    'cluster', 'staleness', 'virtual',  # modules
 ]

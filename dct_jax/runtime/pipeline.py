@@ -122,7 +122,7 @@ class Pipeline:
 
     Returns:
       New parameters and state, and metrics as of `make_step`: equal on all workers, and sums over stages where
-      they count bytes.
+      they count bytes. `crossed_bytes` are what a worker's stages have sent to each other.
     """
     asked = self._begin(params, state, batch)
     run(list(self._crew.values()))
@@ -261,6 +261,7 @@ class Pipeline:
       out = {k: v for k, v in out.items() if not k.startswith('density')}
     out['dense_bytes'] = 4 * total  # of gradients: a process knows its own stages' parameters only
     del out['size']
+    out['crossed_bytes'] = sum(out[f'activation_{way}_bytes'] for way in ('forward', 'backward')) + out['shared_bytes']
     return {k: np.float64(v) for k, v in out.items()}
 
 

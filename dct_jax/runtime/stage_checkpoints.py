@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
@@ -40,13 +41,33 @@ class StageCheckpoints:
 
   def latest(self) -> int | None:
     """The last step that all stages have saved; every process must ask."""
+    return max(self._common(), default=None)
+
+  def _common(self):
+    """Steps that all stages have saved."""
     mine = [set(c.steps()) for c in self._stages.values()]
     common = sorted(set.intersection(*mine))[-SLOTS:]
     if jax.process_count() > 1:
       told = np.array(common + [-1] * (SLOTS - len(common)), np.int64)
       every = np.asarray(multihost_utils.process_allgather(told))
       common = sorted(set.intersection(*(set(row.tolist()) for row in every)) - {-1})
-    return common[-1] if common else None
+    return common
+
+  def _newest_whole(self):
+    """The last step of which all stages have a checkpoint that is whole; later ones are set aside."""
+    common, said = self._common(), []
+    for step in reversed(common):
+      mine = [problem for c in self._stages.values() if (problem := c.problem(step))]
+      if not np.any(multihost_utils.process_allgather(np.uint32(len(mine)))):
+        for c in self._stages.values():
+          c.set_aside(common[common.index(step) + 1:])
+        return step
+      said += mine
+      for problem in mine:
+        logging.warning('%s', problem)
+    if common:
+      raise ValueError(f'no checkpoint in {self.directory} is whole: {"; ".join(said) or "another process says why"}')
+    raise FileNotFoundError(f'there is no checkpoint of all stages in {self.directory}')
 
   def save(self, step: int, params: dict, opt_state: dict, totals: Mapping[str, int] | None = None) -> None:
     """Saves every stage of this process."""
@@ -59,15 +80,15 @@ class StageCheckpoints:
 
   def restore(self, params: dict, opt_state: dict, specs: dict,
               meshes: Mapping[int, Mesh]) -> tuple[dict, dict, int]:
-    """Restores every stage of this process, all from the same step; what some have saved later is deleted.
+    """Restores every stage of this process, all from the newest step of which every stage has a whole checkpoint.
+
+    Of later ones those that are damaged are set aside, and those that only some stages have are deleted.
 
     Raises:
       FileNotFoundError: if there is no step that all stages have.
       ValueError: as of `Checkpoints.restore`.
     """
-    step = self.latest()
-    if step is None:
-      raise FileNotFoundError(f'there is no checkpoint of all stages in {self.directory}')
+    step = self._newest_whole()
     params, opt_state = dict(params), dict(opt_state)
     for s, checkpoints in self._stages.items():
       params[s], opt_state[s], _ = checkpoints.restore(params[s], opt_state[s], specs[s], meshes[s], step=step)

@@ -11,6 +11,7 @@ import numpy as np
 import tqdm
 
 from dct_jax.partition import Plan
+from dct_jax.runtime import staleness
 from dct_jax.runtime.clock import DONE, Clock, Hardware
 from dct_jax.runtime.fleet import Fleet, check
 from dct_jax.runtime.replay import Replay
@@ -48,8 +49,7 @@ class VirtualRun:
 
   def mean_staleness(self) -> float:
     """Over all writes of all nodes."""
-    counts = [(s, n) for found in self.staleness.values() for s, n in found.items()]
-    return sum(s * n for s, n in counts) / max(sum(n for _, n in counts), 1)
+    return staleness.mean(self.staleness.values()) or 0.0
 
 
 def tick(plan: Plan, fleet: Fleet, hardware: Hardware, batches: int, *, seed: int = 0,

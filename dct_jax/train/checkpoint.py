@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dct_jax.train import replicas
+from dct_jax.train import checksums, claims, replicas
 from dct_jax.train import reshard as resharding
 from dct_jax.train.local_arrays import LocalArrays, LocalRestore, LocalSave
 from dct_jax.train.step import place, replicate
@@ -23,8 +28,9 @@ class Checkpoints:
 
   Every process makes one, with the same directory on a shared file system, and calls `save` and
   `restore` at the same steps. Beside the arrays, each checkpoint has a JSON file with the step, the
-  number of workers, the configuration, and the name, shape and type of every array. Nothing is
-  restored into a run that differs in one of them, but for the number of workers.
+  number of workers, the configuration, and the name, shape, type and checksum of every array. Nothing
+  is restored into a run that differs in one of them, but for the number of workers. What is on the disk
+  may rot: checksums are compared before anything is restored.
 
   Args:
     directory: made by the first `save`.
@@ -68,6 +74,20 @@ class Checkpoints:
       self._open = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
     return self._open
 
+  def claim(self) -> None:
+    """Takes the directory for this run: a second one is refused while this one lives.
+
+    Raises:
+      ValueError: if a run of other processes is at work there.
+    """
+    if jax.process_index() == self._first:
+      claims.claim(self.directory)
+
+  @property
+  def _first(self):
+    """The process that does what only one may do."""
+    return min(self._processes) if self._processes else 0
+
   def steps(self) -> list[int]:
     """Those that were saved and are still there."""
     return sorted(self._manager().all_steps()) if os.path.isdir(self.directory) else []
@@ -92,7 +112,7 @@ class Checkpoints:
       totals: bytes so far, for a log that goes on.
 
     Raises:
-      ValueError: if the directory holds this step or a later one already.
+      ValueError: if the directory holds this step or a later one already, or a run of others is at work there.
     """
     if step == self._saved:
       return
@@ -104,6 +124,10 @@ class Checkpoints:
     # Every process must describe the same thing: only process 0 writes it.
     notes = {'step': step, 'workers': _workers((params, opt_state)), 'config': self.config,
              'totals': dict(totals or {}), 'arrays': _describe(arrays)}
+    if not self._apart:  # archives of single processes have checksums of their own
+      notes['checksums'] = checksums.of(arrays)
+    notes = checksums.seal(notes)
+    self.claim()
     self._manager().save(step, args=ocp.args.Composite(
         arrays=(LocalSave if self._apart else ocp.args.StandardSave)(arrays), notes=ocp.args.JsonSave(notes)))
     self._saved = step
@@ -128,7 +152,8 @@ class Checkpoints:
       specs: of `opt_state`.
       mesh: to place them on.
       axis_name: axis of the workers, or of the groups.
-      step: which one; the latest unless given.
+      step: which one; unless given the latest that is whole. Later ones, which are damaged, are set aside then, as
+        `damaged-STEP`, and the log says so.
       conserve: 'sum' or 'mean' of the residuals, if the number of workers has changed.
 
     Returns:
@@ -136,12 +161,25 @@ class Checkpoints:
 
     Raises:
       FileNotFoundError: if there is no such checkpoint.
-      ValueError: if it is damaged, or of another configuration, model or optimizer.
+      ValueError: if it is damaged (unless given, if all of them are), or of another configuration, model or optimizer.
       RuntimeError: if processes have restored different values.
     """
     if conserve not in resharding.CONSERVE:
       raise ValueError(f'conserve must be one of {resharding.CONSERVE}, got {conserve=}')
-    step = self._find(step)
+    restored = lambda at: self._restored(params, opt_state, specs, mesh, axis_name, at, conserve)
+    if step is not None:
+      return restored(self._whole(self._find(step)))
+    step = self.newest_whole()
+    try:
+      return restored(step)
+    except _Damaged as error:  # in what orbax keeps beside the arrays
+      if step == self.steps()[0]:
+        raise
+      logging.warning('%s', error)
+    self.set_aside([step])
+    return self.restore(params, opt_state, specs, mesh, axis_name, None, conserve)
+
+  def _restored(self, params, opt_state, specs, mesh, axis_name, step, conserve):
     notes = self._notes(step)
     _compare_configs(notes['config'], self.config)
     old, new = notes['workers'], mesh.shape[axis_name]
@@ -161,7 +199,8 @@ class Checkpoints:
     for k in moved:
       arrays[k] = _spread(arrays[k], old, new, NamedSharding(mesh, places[k]), rules[k], conserve)
     tree = jax.tree.unflatten(jax.tree.structure((params, opt_state)), arrays.values())
-    replicas.check_replicas(tree)
+    if jax.process_count() > 1:
+      replicas.check_replicas(tree)
     self._saved = step
     return *tree, step
 
@@ -186,13 +225,84 @@ class Checkpoints:
     names = list(_named(params, ()))
     steps = [s for s in known if s % every == 0 or s == known[-1]][-last:]
     sums = [np.zeros(x.shape) for x in jax.tree.leaves(params)]
-    for step in steps:
+    for step in map(self._whole, steps):
       # Orbax reads all or nothing; only parameters are kept.
       arrays = self._read(step, {k: _target(v, None) for k, v in self._notes(step)['arrays'].items()})
       for total, name in zip(sums, names, strict=True):
         total += arrays[name]
     leaves = [(x / len(steps)).astype(p.dtype) for x, p in zip(sums, jax.tree.leaves(params), strict=True)]
     return replicate(jax.tree.unflatten(jax.tree.structure(params), leaves), mesh)
+
+  def newest_whole(self) -> int:
+    """Finds the newest checkpoint that is whole, and sets later ones aside; every process must ask.
+
+    Raises:
+      FileNotFoundError: if there is no checkpoint.
+      ValueError: if all of them are damaged.
+    """
+    self._find(None)
+    known, said = self.steps(), []
+    for step in reversed(known):
+      problem = self._agreed_problem(step)
+      if problem is None:
+        self.set_aside(known[known.index(step) + 1:])
+        return step
+      said.append(problem)
+      logging.warning('%s', problem)
+    raise ValueError(f'no checkpoint in {self.directory} is whole: {"; ".join(said)}')
+
+  def problem(self, step: int) -> str | None:
+    """What is wrong with a checkpoint, as this process reads it; None if it is whole."""
+    try:
+      me = jax.process_index()
+      alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+      item = lambda handler, name, args: ocp.Checkpointer(handler, multiprocessing_options=alone).restore(
+          pathlib.Path(self.directory, str(step), name), args=args)
+      notes = item(ocp.JsonCheckpointHandler(multiprocessing_options=alone), 'notes', ocp.args.JsonRestore())
+      if not checksums.sealed(notes):
+        return self._is_damaged(step, 'its notes have changed')
+      targets = {k: _target(v, None) for k, v in notes['arrays'].items()}
+      if self._apart:
+        item(LocalArrays(()), 'arrays', LocalRestore(targets))
+        return None
+      arrays = item(ocp.StandardCheckpointHandler(multiprocessing_options=alone), 'arrays',
+                    ocp.args.StandardRestore(targets))
+      wrong = checksums.damaged({k: arrays[k] for k in targets}, notes['checksums'])
+      return self._is_damaged(step, f'{", ".join(wrong)} have changed') if wrong else None
+    except Exception as error:  # JSON, tensorstore, zip and orbax each have their own
+      return self._is_damaged(step, error)
+
+  def _is_damaged(self, step, why):
+    return (f'the checkpoint of step {step} in {self.directory} is damaged or was not written by dct_jax: '
+            f'{textwrap.shorten(str(why), 300)}')
+
+  def _agreed_problem(self, step):
+    """What the first process finds, as all see the same files; those of a stage's processes are looked at by each."""
+    if self._apart or jax.process_count() == 1:
+      return self.problem(step)
+    problem = self.problem(step) if jax.process_index() == 0 else None
+    bad = bool(multihost_utils.broadcast_one_to_all(np.uint32(problem is not None)))
+    return (problem or self._is_damaged(step, 'the log of process 0 says why')) if bad else None
+
+  def _whole(self, step):
+    """The step, if its checkpoint is whole."""
+    problem = self._agreed_problem(step)
+    if problem is not None:
+      raise ValueError(problem)
+    return step
+
+  def set_aside(self, steps: Sequence[int]) -> None:
+    """Renames what is damaged to `damaged-STEP`: another checkpoint of that step will come. Every process must ask."""
+    if not steps:
+      return
+    if jax.process_index() == self._first:
+      for step in steps:
+        place = pathlib.Path(self.directory, str(step))
+        shutil.rmtree(aside := place.with_name(f'damaged-{step}'), ignore_errors=True)
+        place.rename(aside)
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices('damaged checkpoints are set aside')
+    self._manager().reload()
 
   def _find(self, step):
     latest = self.latest()
@@ -215,8 +325,11 @@ class Checkpoints:
     try:
       return self._manager().restore(step, args=args)
     except Exception as error:  # JSON, tensorstore and orbax each have their own
-      raise ValueError(f'the checkpoint of step {step} in {self.directory} is damaged or was not '
-                       f'written by dct_jax: {error}') from error
+      raise _Damaged(self._is_damaged(step, error)) from error
+
+
+class _Damaged(ValueError):
+  """A checkpoint that cannot be read."""
 
 
 def _named(params, opt_state):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 from absl import flags, logging
 
-from dct_jax.train import memory
+from dct_jax.train import lifeline, memory
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
 PREFIX = 'DCT_JAX_'  # of the environment variables that `launch` sets
@@ -50,8 +50,9 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
   What is not given is taken from the environment variables DCT_JAX_COORDINATOR,
   DCT_JAX_NUM_PROCESSES, DCT_JAX_PROCESS_ID and DCT_JAX_LOCAL_DEVICES, which `dct_jax.train.launch`
   sets. If they are silent too, JAX looks for a cluster that it knows (Slurm, Open MPI, Cloud TPU,
-  ...) and otherwise this is the only process. It also keeps freed memory
-  for later arrays (`train.memory`). A second call with the same values does nothing.
+  ...) and otherwise this is the only process. It also keeps freed memory for later arrays
+  (`train.memory`), and ends this process if its launcher is gone (`train.lifeline`). A second call
+  with the same values does nothing.
 
   Args:
     coordinator: host:port at which process 0 listens.
@@ -71,6 +72,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
       raise RuntimeError(f'JAX was started with {_started}, got {cluster}')
     return
   memory.keep()
+  lifeline.watch()
   if cluster.local_devices is not None:
     _set_devices(cluster.local_devices)
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
@@ -91,9 +93,15 @@ def _leave_if_failed():
   """
   error = getattr(sys, 'last_value', None)
   if error is not None and not isinstance(error, KeyboardInterrupt):
+    leave(1)
+
+
+def leave(code: int) -> None:
+  """Ends this process at once if there are others, without waiting for them; does nothing where it is alone."""
+  if jax.distributed.is_initialized():
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(code)
 
 
 def several() -> bool:

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from dct_jax.train import checkpoint, distributed, launch, report
+from dct_jax import commands
+from dct_jax.train import checkpoint, claims, distributed, launch, networks, preflight, report, results
 from dct_jax.train.metrics import read_metrics
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
@@ -30,8 +31,8 @@ _overrides: list[str] = []  # names of the flags that take precedence over the c
 def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, str]]) -> None:
   """Defines the flags of an experiment.
 
-  These are --config, --method, --launch, --workdir, --resume, those of `distributed`, and flags
-  that take precedence over the configuration: --workers, --steps, --seed and `overrides`.
+  These are --config, --method, --launch, --workdir, --resume, --figure_rate, --results, --results_name, those of
+  `distributed`, and flags that take precedence over the configuration: --workers, --steps, --seed and `overrides`.
 
   Args:
     config: path of a file with `get_config(variant)`, which returns a ConfigDict with `workers`.
@@ -44,13 +45,17 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
                     'Whether a worker is a device of this process or a process of its own.')
   flags.DEFINE_string('workdir', None, 'Directory for logs, checkpoints and figures; a new one unless given.')
   flags.DEFINE_bool('resume', False, 'Whether to go on from the checkpoints in --workdir.')
+  flags.DEFINE_string('figure_rate', '100mbit', 'Rate of links for which the figure has the time that runs would take.')
+  flags.DEFINE_string('results', None, 'JSON file that the tables at the end are put into, beside those it has.')
+  flags.DEFINE_string('results_name', None, 'Name that these tables have in --results; by default names of their own.')
   for name, (kind, text) in (COMMON | dict(overrides)).items():
     KINDS[kind](name, None, text)
   _overrides.extend((*COMMON, *overrides))
 
 
 def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
-         more: Callable[[report.Histories], str] | None = None) -> Callable:
+         more: Callable[[report.Histories], str] | None = None, curve: str = 'train_loss',
+         predict: Callable | None = None) -> Callable:
   """The function for `app.run`.
 
   Args:
@@ -59,7 +64,13 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     compare: the variants that --method=compare stands for.
     columns: what the table shows of the evaluation, besides bytes.
     more: histories by variant -> another table.
+    curve: what the figure shows of the evaluation.
+    predict: (config, directory of a trained variant, path) -> None; writes what its checkpoint says of the test set
+      to the file that the flag --predict names, which experiments without it do not have.
   """
+  if predict is not None:
+    flags.DEFINE_string('predict', None, 'File for predictions of --workdir\'s checkpoint for the test set; nothing is '
+                        'trained then.')
 
   def run(argv):
     if argv[1:]:
@@ -67,28 +78,104 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     if FLAGS.resume and not FLAGS.workdir:
       raise app.UsageError('--resume needs the --workdir of the run to resume')
     names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
-    try:
-      configs = {name: config_of(name) for name in names}
-    except ValueError as error:
-      raise app.UsageError(str(error)) from error
+    configs = {name: config_of(name) for name in names}
+    networks.rate_text(FLAGS.figure_rate)
+    predicts = predict is not None and FLAGS.predict
+    if predicts:
+      _check_predict(names)
     workers = configs[names[0]].workers * configs[names[0]].get('stages', 1)
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
+    _say_beginnings(preflight.place(workdir, names, FLAGS.resume or predicts), workdir)
     if FLAGS.launch == 'processes':
+      os.environ.setdefault(results.COMMAND, results.running())
       again = [sys.executable, *sys.argv, '--launch=devices', f'--workdir={workdir}']
       return launch.launch(again, workers)
     begin(workers)
+    if predict is not None and FLAGS.predict:
+      predict(configs[names[0]], workdir / names[0], FLAGS.predict)
+      return 0
+    if jax.process_index() == 0:
+      claims.claim(workdir)
     for name, config in configs.items():
       train_one(config, workdir / name)
     if jax.process_index() == 0:
       runs = {name: read_metrics(workdir / name) for name in names}
-      print(report.table(runs, columns))
-      if more is not None:
-        print(more(runs))
-      report.plot(runs, workdir / 'loss.png')
+      runs, rate, times = _on_networks(runs, configs)
+      texts = {'main': report.table(runs, columns), 'sent': report.sent_table(runs)}
+      show(texts | ({'more': more(runs)} if more else {}) | times, sorted({config.seed for config in configs.values()}))
+      report.plot(runs, workdir / 'loss.png', f'eval/{curve}', curve.replace('_', ' '), rate)
       print(f'figure: {workdir / "loss.png"}')
     return 0
 
+  return guarded(run)
+
+
+def guarded(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
+  """A function for `app.run` that says what is wrong with flags, settings or files in one line, with exit code 2.
+
+  Wrong flags end the program here already. DCT_JAX_TRACEBACK=1 in the environment shows where else it came from.
+  """
+  name = pathlib.Path(sys.argv[0]).name
+  app.define_help_flags()  # so that they are known below, as app.run has them
+  try:
+    FLAGS(sys.argv)
+  except flags.Error as error:
+    commands.say(name, f'{error} (--help lists all flags)')
+    sys.exit(commands.WRONG)
+
+  def run(argv):
+    code = commands.attempt(name, lambda: main(argv), (ValueError, OSError, FloatingPointError, app.UsageError))
+    if code == commands.WRONG:
+      distributed.leave(code)
+    return code
+
   return run
+
+
+def _check_predict(names):
+  """Refuses to predict without one trained variant, or to a file that cannot be written."""
+  if len(names) > 1 or not FLAGS.workdir:
+    raise app.UsageError('--predict needs the --workdir of a trained model and one --method')
+  if not preflight.has_checkpoint(pathlib.Path(FLAGS.workdir, names[0])):
+    raise FileNotFoundError(f'--predict: there is no checkpoint of {names[0]} in {FLAGS.workdir}')
+  if not os.access(pathlib.Path(FLAGS.predict).absolute().parent, os.W_OK):
+    raise FileNotFoundError(f'--predict: {FLAGS.predict} is in no directory that can be written to')
+
+
+def _on_networks(runs, configs):
+  """Lines with the times of --figure_rate, that rate, and a table and a sentence of what steps would take.
+
+  Runs without what the model of costs needs are returned as they are, with nothing else.
+  """
+  workers, stages = ({name: configs[name].get(key, 1) for name in runs} for key in ('workers', 'stages'))
+  if jax.process_count() > 1 or max(stages.values()) > 1 or not networks.applies(runs, workers):
+    return runs, None, {}
+  last = list(runs)[-1]
+  said = networks.explained(runs[last][-1], workers[last])
+  timed = {name: networks.timed(lines, workers[name], FLAGS.figure_rate) for name, lines in runs.items()}
+  return timed, FLAGS.figure_rate, {'time': report.lines(networks.table(runs, workers)), 'how': said}
+
+
+def _say_beginnings(names, workdir):
+  """Of what --resume does not resume, on one process."""
+  if FLAGS.resume and names and not distributed.several():
+    print(f'no checkpoint in {workdir} of {", ".join(names)}: begun at step 0', file=sys.stderr)
+
+
+def show(texts: Mapping[str, str], seed: Any = None) -> None:
+  """Prints tables, and puts them into the file of --results if there is one.
+
+  Args:
+    texts: name -> lines. Those of `report.lines` are tables of a file of results; other text is printed only.
+    seed: of the runs; one, or several.
+  """
+  name = FLAGS.results_name
+  for text in filter(None, texts.values()):
+    print(text)
+  if FLAGS.results:
+    made = {key: text.made for key, text in texts.items() if isinstance(text, report.TableText)}
+    results.add(FLAGS.results, {f'{name}_{key}' if name else key: one for key, one in made.items()}, seed=seed)
+    print(f'results: {FLAGS.results}')
 
 
 def begin(workers: int) -> None:
@@ -168,10 +255,32 @@ def changed(changes: Mapping[str, Any]) -> Any:
 
 
 def config_of(variant: str) -> Any:
-  """A variant of the configuration with the flags that take precedence."""
-  config = runpy.run_path(FLAGS.config)['get_config'](variant)
+  """A variant of the configuration with the flags that take precedence.
+
+  Raises:
+    ValueError: for what cannot work, as far as it is known before anything is loaded: by `preflight.settings`, and
+      by `check(config)` of the configuration file, if it has that.
+    OSError: for paths that lead nowhere.
+  """
+  found = runpy.run_path(FLAGS.config)
+  default, config = found['get_config'](variant), found['get_config'](variant)
   config.update({k: FLAGS[k].value for k in _overrides if FLAGS[k].value is not None})
+  preflight.settings(config, default)
+  if 'check' in found:
+    found['check'](config)
   return config
+
+
+def even_batch(config: Any) -> None:
+  """Takes so many examples of a batch that all workers, and all parts of their shares, have equally many."""
+  parts = config.workers * config.get('microbatches', 1)
+  if config.batch < parts:
+    raise ValueError(f'--batch must have an example for each of {parts} (workers x microbatches), got {config.batch}')
+  if left := config.batch % parts:
+    if not distributed.several():
+      print(f'batches of {config.batch - left} examples, not {config.batch}: all of {parts} (workers x microbatches) '
+            'have equally many', file=sys.stderr)
+    config.batch -= left
 
 
 def _new_directory():

@@ -8,7 +8,7 @@ are prefixed with the number of their process. When one fails, all are ended.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
 import queue
 import signal
@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from dct_jax.train import memory
+from dct_jax import commands
+from dct_jax.commands import INTERRUPTED, TERMINATED
+from dct_jax.train import lifeline, memory
 
-TIMED_OUT, INTERRUPTED = 124, 130  # as timeout(1) and shells have them
-SAVING = 30.0  # seconds for saving a checkpoint after Ctrl-C
+TIMED_OUT = 124  # as timeout(1) has it
 
 
 def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
@@ -33,7 +34,8 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
            prefix: Callable[[int], Sequence[str]] = lambda i: ()) -> int:
   """Runs `argv` in several processes of this machine that find each other.
 
-  Ctrl-C is passed on once, and leaves them 30 seconds to save a checkpoint.
+  Ctrl-C and SIGTERM are passed on once, and leave them 30 seconds to save a checkpoint. If this process ends in any
+  other way, those that have called `dct_jax.train.start` end, too.
 
   Args:
     argv: program and arguments; a first 'python' means this interpreter.
@@ -49,7 +51,7 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
 
   Returns:
     0, or the exit code of the first that failed (128 + n if signal n ended it), 124 after a
-    timeout, 130 after Ctrl-C.
+    timeout, 130 after Ctrl-C, 143 after SIGTERM.
 
   Raises:
     ValueError: for arguments that cannot work.
@@ -66,23 +68,46 @@ def launch(argv: Sequence[str], processes: int, *, devices_per_process: int = 1,
   children: list[subprocess.Popen] = []
   readers: list[threading.Thread] = []
   ended: queue.Queue[tuple[int, int]] = queue.Queue()
-  try:
-    for i in range(processes):
-      children.append(_start([*prefix(i), *argv], shared | {'DCT_JAX_PROCESS_ID': str(i)}))
-      readers.append(_follow(i, children[i], ended, output or sys.stdout))
-    code, why = _wait(processes, ended, timeout)
-    _end(children, grace)
-  except KeyboardInterrupt:
-    _signal(children, signal.SIGINT)
-    _await(children, SAVING)
-    code, why = INTERRUPTED, ''
-  finally:
-    _end(children, 0)
+  with lifeline.held() as end, _sigterm_raises():
+    try:
+      for i in range(processes):
+        mine = lifeline.environment(end) | {'DCT_JAX_PROCESS_ID': str(i)}
+        children.append(_start([*prefix(i), *argv], shared | mine, end))
+        readers.append(_follow(i, children[i], ended, output or sys.stdout))
+      code, why = _wait(processes, ended, timeout)
+      _end(children, grace)
+    except (KeyboardInterrupt, _Terminated) as stop:
+      number, code = (signal.SIGTERM, TERMINATED) if isinstance(stop, _Terminated) else (signal.SIGINT, INTERRUPTED)
+      _signal(children, number)
+      _await(children, lifeline.SAVING)
+      why = ''
+    finally:
+      _end(children, 0)
   for reader in readers:
     reader.join(timeout=5)
   if why:  # last, as what the others say when they are ended would bury it
     print(why, file=output or sys.stdout, flush=True)
   return code
+
+
+class _Terminated(SystemExit):
+  """Somebody ends us with SIGTERM; the others must not be left behind."""
+
+
+@contextlib.contextmanager
+def _sigterm_raises():
+  """SIGTERM as an exception, in the main thread."""
+
+  def stop(*_):
+    raise _Terminated(TERMINATED)
+
+  main = threading.current_thread() is threading.main_thread()
+  before = signal.signal(signal.SIGTERM, stop) if main else None
+  try:
+    yield
+  finally:
+    if main:
+      signal.signal(signal.SIGTERM, before)
 
 
 def _place(coordinator, processes, devices):
@@ -103,11 +128,11 @@ def _free_port():
     return probe.getsockname()[1]
 
 
-def _start(argv, environment):
+def _start(argv, environment, end):
   # Its own session: Ctrl-C reaches it through us, once, and not from the terminal as well.
   return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors='replace',
-                          start_new_session=True)
+                          start_new_session=True, pass_fds=(end,))
 
 
 def _follow(index, child, ended, output):
@@ -166,17 +191,15 @@ def _end(children, grace):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-  parser = argparse.ArgumentParser(
+  parser = commands.Parser(
       'dct_jax.train.launch', description='Starts several processes of a program on this machine.')
   parser.add_argument('--processes', type=int, required=True)
   parser.add_argument('--devices-per-process', type=int, default=1)
   parser.add_argument('--timeout', type=float, help='seconds after which all are ended')
   parser.add_argument('program', nargs='+', help='after --: program and arguments')
   flags = parser.parse_args(arguments)
-  # Whoever ends us with SIGTERM must not leave the others behind.
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  return launch(flags.program, flags.processes, devices_per_process=flags.devices_per_process,
-                timeout=flags.timeout)
+  return commands.attempt(parser.prog, lambda: launch(
+      flags.program, flags.processes, devices_per_process=flags.devices_per_process, timeout=flags.timeout))
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -18,11 +19,14 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from dct_jax.collectives.s2 import OVERLOADED
+from dct_jax.commands import TERMINATED
 from dct_jax.train import replicas
 from dct_jax.train.checkpoint import Checkpoints
 from dct_jax.train.metrics import MetricsWriter
 from dct_jax.train.step import BYTES
 from dct_jax.transforms.compressed_mean import bad_counts, raise_for
+
+SENT = ('sent_bytes', 'row_bytes', 'crossed_bytes')  # by a worker: of gradients, of rows, between its stages
 
 
 class TrainResult(NamedTuple):
@@ -70,12 +74,14 @@ def run(
     steps: number of the last step.
     start: steps that were taken before.
     log_every: steps between two lines of the log. A line has the metrics of its step, the bytes of
-      one worker since step 0 (`total_encoded_bytes`, ..., and `total_dense_bytes`, the float32
-      gradients for comparison), `steps_per_second`, `bytes_per_second`
-      (sent) since the line before, and `compression` (dense over encoded bytes since then).
+      one worker since step 0 (`total_encoded_bytes`, `total_moved_bytes`, `total_sent_bytes`, ... of messages with
+      gradients; `total_dense_bytes`, the float32 gradients for comparison; `total_row_bytes`, sent for rows of tables;
+      `total_crossed_bytes`, sent between stages), `steps_per_second`, `bytes_per_second` (sent, of all three) since
+      the line before, `compression` (dense over encoded bytes of gradients since then; not where nothing is sent), and
+      `step_seconds`, the median of what steps alone have taken since then, without batches, evaluations, checkpoints.
     metrics: where the log goes, beside the result's history.
     progress: whether process 0 shows a bar.
-    checkpoints: where to save; Ctrl-C saves there, too.
+    checkpoints: where to save; Ctrl-C and SIGTERM save there, too.
     checkpoint_every: steps between checkpoints; None saves at the end only.
     evaluate: (params, opt_state) -> dict of scalars, logged as `eval/name`.
     evaluate_every: steps between evaluations; None evaluates at the end only.
@@ -95,6 +101,7 @@ def run(
     FloatingPointError: if the loss is NaN, or a gradient was not finite where `nonfinite='raise'`, with the step;
       nothing is saved then.
     KeyboardInterrupt: after Ctrl-C, when the step has ended and its checkpoint is written.
+    SystemExit: after SIGTERM, likewise, with exit code 143.
     RuntimeError: if replicated values differ between workers, at the start or later; it names the workers. If a message
       failed its checks.
   """
@@ -107,17 +114,21 @@ def run(
   if checkpoints is not None and (checkpoints.latest() or 0) > start:
     raise ValueError(f'{checkpoints.directory} holds step {checkpoints.latest()} already, got {start=}: '
                      'restore it (--resume in experiments), or use another directory')
-  replicas.check_replicas((params, opt_state))
+  if jax.process_count() > 1:  # one process has made its replicas of the same arrays
+    replicas.check_replicas((params, opt_state))
+  if checkpoints is not None:
+    checkpoints.claim()  # makes the directory: no process is still looking whether it is there
   account = _Account(params, checkpoints.totals(start) if checkpoints and start else {}, examples, unit)
-  source, at, history = iter(batches), start, []
+  source, at, history, stop = iter(batches), start, [], None
   patience, counts = _Patience(), _Counts(opt_state)
   with _Bar(start, steps, progress) as bar, _interrupts() as interrupted:
     batch = next(source, None) if start < steps else None
     while at < steps and batch is not None:
+      began = time.monotonic()
       params, opt_state, scalars = step(params, opt_state, batch)
       at += 1
       batch = next(source, None) if at < steps else None
-      scalars = account.add(jax.device_get(scalars))
+      scalars = account.add(jax.device_get(scalars), began)
       bar.update(scalars, account)
       counts.check(at, scalars)
       if compare_every is not None and at % compare_every == 0:
@@ -140,7 +151,11 @@ def run(
       if checkpoints is not None and (stop or due(checkpoint_every)):
         checkpoints.save(at, params, opt_state, account.totals)
       if stop:
-        raise KeyboardInterrupt(_farewell(at, checkpoints))
+        break
+    if jax.process_count() == 1:  # a signal in the last save is not forgotten; several have no step to agree on
+      stop = interrupted(at)
+  if stop:  # after the bar's last line
+    raise _farewell(stop, at, checkpoints)
   if at < steps:
     logging.warning('batches ended after step %d of %d', at, steps)
   return TrainResult(params, opt_state, at, history)
@@ -180,7 +195,7 @@ class _Counts:
 
   def check(self, step, scalars):
     now = [int(scalars.get(name, before)) for name, before in zip(self.NAMES, self._before, strict=True)]
-    raise_for(*(n - b for n, b in zip(now, self._before, strict=True)), f' in step {step}')
+    raise_for(now[0] - self._before[0], now[1] - self._before[1], f' in step {step}')
 
 
 class _Account:
@@ -193,20 +208,20 @@ class _Account:
     self._mark()
 
   def _mark(self):
-    self.since, self.time, self.steps = dict(self.totals), time.monotonic(), 0
+    self.since, self.time, self.seconds = dict(self.totals), time.monotonic(), []
 
   def _add_total(self, name, amount):
     self.totals[name] = self.totals.get(name, 0) + amount
 
-  def add(self, scalars):
-    """Adds a step; returns its metrics as Python numbers."""
+  def add(self, scalars, began):
+    """Adds a step that began at some time and has just ended; returns its metrics as Python numbers."""
+    self.seconds.append(time.monotonic() - began)
     scalars = {k: v.item() for k, v in scalars.items()}
-    for name in BYTES:
+    for name in (*BYTES, *SENT[1:]):
       if name in scalars:
         self._add_total(f'total_{name}', scalars[name])
     if 'encoded_bytes' in scalars:
       self._add_total('total_dense_bytes', scalars.get('dense_bytes', self.dense))
-    self.steps += 1
     return scalars
 
   def _bytes(self, name):
@@ -215,17 +230,18 @@ class _Account:
   def rates(self):
     """Since the last line of the log."""
     seconds = max(time.monotonic() - self.time, 1e-9)
-    out = {'steps_per_second': self.steps / seconds}
+    out = {'steps_per_second': len(self.seconds) / seconds}
     if self.examples:
-      out[f'{self.unit}_per_second'] = self.examples * self.steps / seconds
+      out[f'{self.unit}_per_second'] = self.examples * len(self.seconds) / seconds
     if 'total_sent_bytes' in self.totals:
-      out['bytes_per_second'] = self._bytes('sent_bytes') / seconds
-      out['compression'] = self._bytes('dense_bytes') / max(self._bytes('encoded_bytes'), 1)
+      out['bytes_per_second'] = sum(map(self._bytes, SENT)) / seconds
+      if self._bytes('sent_bytes'):
+        out['compression'] = self._bytes('dense_bytes') / max(self._bytes('encoded_bytes'), 1)
     return out
 
   def line(self):
     """For the log; the next rates start here."""
-    out = self.totals | self.rates()
+    out = self.totals | self.rates() | {'step_seconds': statistics.median(self.seconds)}
     self._mark()
     return out
 
@@ -249,6 +265,7 @@ class _Bar:
     rates = account.rates()
     if 'compression' in rates:
       shown['compression'] = f'{rates["compression"]:.1f}x'
+    if rates.get('bytes_per_second'):
       shown['sent'] = tqdm.tqdm.format_sizeof(rates['bytes_per_second'], 'B/s')
     if account.examples:
       shown[account.unit] = tqdm.tqdm.format_sizeof(rates[f'{account.unit}_per_second'], '/s')
@@ -264,36 +281,44 @@ class _Bar:
 
 @contextlib.contextmanager
 def _interrupts():
-  """Turns Ctrl-C into a question to ask between steps: `asked(step) -> bool`.
+  """Turns Ctrl-C and SIGTERM into a question to ask between steps: `asked(step) -> signal, or None`.
 
   In the middle of a step the arrays are donated, there is nothing to save. Of several processes all
-  must stop after the same step. JAX's preemption service agrees on one when a process gets SIGTERM
-  (so that a scheduler's notice saves a checkpoint, too); Ctrl-C is handed on to it. A second Ctrl-C
-  stops at once.
+  must stop after the same step. JAX's preemption service agrees on one when a process gets SIGTERM;
+  Ctrl-C is handed on to it. A second signal stops at once. A handler of SIGTERM that somebody else has set is left
+  alone.
   """
-  alone, pressed = jax.process_count() == 1, threading.Event()
-  main = threading.current_thread() is threading.main_thread()
+  alone, pressed = jax.process_count() == 1, []
+  again: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
+  if alone and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+    again[signal.SIGTERM] = signal.SIG_DFL
+  if threading.current_thread() is not threading.main_thread():
+    again = {}
 
-  def press(*_):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    pressed.set()
+  def press(number, _):
+    signal.signal(number, again[number])
+    pressed.append(number)
     if not alone:
       os.kill(os.getpid(), signal.SIGTERM)
 
   def asked(step):
-    return pressed.is_set() if alone else multihost_utils.reached_preemption_sync_point(step)
+    if not alone and not multihost_utils.reached_preemption_sync_point(step):
+      return None
+    return pressed[0] if pressed else None if alone else signal.SIGTERM
 
-  before = signal.signal(signal.SIGINT, press) if main else None
+  before = {number: signal.signal(number, press) for number in again}
   try:
     yield asked
   finally:
-    if main:
-      signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
-def _farewell(step, checkpoints):
-  saved = f'saved in {checkpoints.directory}' if checkpoints else 'there is no checkpoint'
-  message = f'interrupted after step {step}; {saved}'
+def _farewell(number, step, checkpoints):
+  """What ends a run that was asked to stop, after saying where it is."""
+  how = 'interrupted' if number == signal.SIGINT else 'ended by SIGTERM'
+  message = f'{how} after step {step}; ' + (
+      f'saved in {checkpoints.directory}' if checkpoints else 'there is no checkpoint')
   if jax.process_index() == 0:
     print(message, file=sys.stderr, flush=True)
-  return message
+  return KeyboardInterrupt(message) if number == signal.SIGINT else SystemExit(TERMINATED)

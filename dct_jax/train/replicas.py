@@ -89,7 +89,7 @@ def _hash(x: jax.Array) -> jax.Array:
     whole = jnp.uint8 if x.dtype.itemsize == 1 else jnp.uint16
     x = x.astype(whole) if x.dtype == bool else jax.lax.bitcast_convert_type(x, whole)
   words = x.astype(jnp.uint32) if x.dtype.itemsize < 4 else jax.lax.bitcast_convert_type(x, jnp.uint32)
-  return hashing.checksum(words.reshape(-1), words.size, skip=None)
+  return hashing.checksum(words.reshape(-1), jnp.uint32(words.size), skip=None)
 
 
 def _compare(names, workers, table):

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+COMMAND = 'DCT_JAX_COMMAND'  # variable with what a user typed, where another program starts the one that measures
 PACKAGES = ('jax', 'jaxlib', 'numpy', 'optax', 'flax')
+RIVALS = ('torch', 'ray')  # what numbers may be compared with, where it is installed
 FEATURES = ('avx512f', 'avx2', 'neon')  # the widest vectors that a processor has, by what kernels care about
 
 
@@ -48,9 +52,33 @@ def write(path: str | os.PathLike, *, values: Mapping[str, Any] | None = None,
     command: that makes these numbers; the one that runs, unless given.
     **more: whatever else is worth keeping, as raw times.
   """
-  found = {'command': command or running(), 'seed': seed, 'date': datetime.date.today().isoformat(),
-           'versions': versions(), 'machine': machine(), 'values': dict(values or {}), 'tables': dict(tables or {}),
-           **more}
+  return _put(path, {**_how(command, seed), 'values': dict(values or {}), 'tables': dict(tables or {}), **more})
+
+
+def add(path: str | os.PathLike, tables: Mapping[str, Mapping[str, Any]], *, values: Mapping[str, Any] | None = None,
+        seed: Any = None, command: str | None = None) -> dict[str, Any]:
+  """Puts tables into a file that may have others, which stay; every table then says itself how it was made.
+
+  Args:
+    path: of a JSON file, which need not be there. What it says of itself is of the last call.
+    tables: name -> `table(...)`; those with the same names are replaced.
+    values, seed, command: as of `write`.
+  """
+  path, how = pathlib.Path(path), _how(command, seed)
+  old = json.loads(path.read_text()) if path.exists() else {**how, 'values': {}, 'tables': {}}
+  theirs = {key: old[key] for key in how if key in old}
+  return _put(path, {**old, **how, 'values': {**old['values'], **(values or {})}, 'tables': {
+      **{name: {**theirs, **made} for name, made in old['tables'].items()},
+      **{name: {**how, **made} for name, made in tables.items()}}})
+
+
+def _how(command, seed):
+  return {'command': command or running(), 'seed': seed, 'date': datetime.date.today().isoformat(),
+          'versions': versions(), 'machine': machine()}
+
+
+def _put(path, found):
+  """Replaces a file when all of the new one is there; returns what it has."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   beside = path.with_name(f'{path.name}.new')
@@ -61,13 +89,16 @@ def write(path: str | os.PathLike, *, values: Mapping[str, Any] | None = None,
 
 def running() -> str:
   """The command that runs, as a user would type it in the project's root."""
+  if COMMAND in os.environ:
+    return os.environ[COMMAND]
   script = pathlib.Path(sys.argv[0])
-  return ' '.join(['python', f'{script.parent.name}/{script.name}', *sys.argv[1:]])
+  return shlex.join(['python', f'{script.parent.name}/{script.name}', *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:
-  """Names -> versions of the packages that numbers depend on most."""
-  return {name: importlib.metadata.version(name) for name in PACKAGES}
+  """Names -> versions of the packages that numbers depend on most, and of rivals that are installed."""
+  there = [name for name in RIVALS if importlib.util.find_spec(name)]
+  return {name: importlib.metadata.version(name) for name in (*PACKAGES, *there)}
 
 
 def machine() -> str:

@@ -33,7 +33,8 @@ def dct_dp(
   """DCT-DP: thresholded gradients with error feedback (Algorithm 1 of the DCT paper).
 
   Args:
-    sparsity: share of each layer that stays behind, in (0, 1]; or an optax schedule of it.
+    sparsity: share of each layer that stays behind, in [0, 1], of which 0 sends everything; or an optax schedule of
+      it, whose values are clipped.
     lifespan: steps for which a threshold is kept.
     axis_name: mapped axis of the workers; None runs on one worker.
     mask: tree of booleans or a function of the parameters; what it leaves out goes dense.

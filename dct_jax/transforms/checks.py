@@ -54,10 +54,11 @@ def merge_layers(tree, mask, compressed, exact):
 
 def _cast(mean, like):
   """In the type of the gradient. What has piled up in a residual may exceed a narrow one: its largest then."""
-  if like.dtype != mean.dtype:
-    most = float(jnp.finfo(like.dtype).max)
+  dtype = jnp.asarray(like).dtype  # of a Python number, too
+  if dtype != mean.dtype:
+    most = float(jnp.finfo(dtype).max)
     mean = jnp.clip(mean, -most, most)  # NaN stays NaN
-  return mean.reshape(jnp.shape(like)).astype(like.dtype)
+  return mean.reshape(jnp.shape(like)).astype(dtype)
 
 
 def check_layers(layers, what):

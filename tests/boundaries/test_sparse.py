@@ -94,7 +94,7 @@ def test_rows_are_the_last_axis_whatever_comes_before_under_jit_and_vmap():
 
 
 @pytest.mark.parametrize('arguments', [
-    {'sparsity': 0.0}, {'sparsity': 1.5}, {'sparsity': float('nan')}, {'sparsity': lambda step: 0.5},
+    {'sparsity': -0.1}, {'sparsity': 1.5}, {'sparsity': float('nan')}, {'sparsity': lambda step: 0.5},
     {'sparsity': 0.5, 'value_codec': 'float8'}, {'sparsity': 0.5, 'masks': 'two'}])
 def test_bad_arguments_are_refused(arguments):
   with pytest.raises(ValueError, match='got'):

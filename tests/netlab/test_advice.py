@@ -84,3 +84,32 @@ def test_features_count_what_the_paper_counts():
   doubling, split = ALGORITHMS.index('recursive_double'), ALGORITHMS.index('split_all_gather')
   assert identical[doubling, 0] == 3
   np.testing.assert_allclose(identical[doubling, 1] / identical[split, 1], 3 / (2 * 7 / 8), rtol=0.02)
+
+
+@pytest.mark.parametrize(('arguments', 'words'), [
+    (('--workers=1',), '2 workers or more'), (('--workers=0',), 'workers=0'), (('--rate=fast',), 'rate must look'),
+    (('--rate=0mbit',), 'rate=0'), (('--latency=-1',), 'latency'), (('--sparsity=1.5',), 'sparsity'),
+    (('--compute=-3',), 'compute'), (('--value-bits=0',), 'value_bits=0'), (('--parameters=0',), '--parameters'),
+    (('--parameters=inf',), '--parameters'), (('--parameters=nan',), '--parameters'),
+    (('--costs=/nowhere/costs.json',), '/nowhere/costs.json'), (('--costs={text}',), 'not a file of calibrated costs')])
+def test_what_cannot_be_advised_on_is_one_line(arguments, words, tmp_path, capsys):
+  (tmp_path / 'text').write_text('nothing of JSON')
+  given = [a.format(text=tmp_path / 'text') for a in arguments]
+  assert command.main(['advise', '--parameters=1e6', *given]) == 2
+  said = capsys.readouterr()
+  assert words in said.err and said.err.count('\n') == 1 and not said.out
+
+
+@pytest.mark.parametrize('arguments', [[], ['advise'], ['advise', '--parameters=many'], ['run'], ['check', '--rate'],
+                                       ['advise', '--parameters=1', '--colour=red']])
+def test_arguments_that_there_are_not_are_one_line(arguments, capsys):
+  with pytest.raises(SystemExit) as end:
+    command.main(arguments)
+  said = capsys.readouterr().err
+  assert end.value.code == 2 and said.count('\n') == 1 and 'error: ' in said
+
+
+def test_a_lab_of_no_hosts_is_one_line(capsys, monkeypatch):
+  monkeypatch.setattr(command, 'end_on_sigterm', lambda: None)  # it would stay for other tests
+  assert command.main(['run', '--hosts=0', '--', 'true']) == 2
+  assert 'hosts must be between 1 and 250' in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """A lab that says what it delivers."""
 
 import json
+import sys
 
 import pytest
 
@@ -73,6 +74,14 @@ def test_the_command_without_a_lab(monkeypatch, capsys):
   monkeypatch.setattr(namespaces, 'missing', lambda: 'everything')
   assert command.main(['check', '--rate', '100mbit']) == 1
   assert 'nothing to check' in capsys.readouterr().err
+
+
+def test_a_program_knows_what_a_user_typed(monkeypatch, capfd):
+  monkeypatch.setattr(namespaces, 'missing', lambda: 'everything')
+  monkeypatch.setattr('sys.argv', ['netlab', 'run', '--hosts', '1', '--', sys.executable, '-c',
+                                   'from dct_jax.train import results; print(results.running())'])
+  assert command.main(sys.argv[1:]) == 0
+  assert 'python -m dct_jax.netlab run --hosts 1 -- ' in capfd.readouterr().out
 
 
 def test_a_failure_says_why():

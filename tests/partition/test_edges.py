@@ -72,7 +72,7 @@ def test_what_would_not_be_shorter_goes_exact(shape, fits):
 @pytest.mark.parametrize(('make', 'message'), [
     (lambda: Codecs('int3'), "values travel as one of .*, got 'int3'"),
     (lambda: Codecs('int8:0.5'), "values travel as one of .*, got 'int8:0.5'"),
-    (lambda: Codecs(backward='sparse:1.5'), r'sparse must be in \(0, 1\], got sparse=1.5'),
+    (lambda: Codecs(backward='sparse:1.5'), r'sparse must be in \[0, 1\], got sparse=1.5'),
     (lambda: Codecs(backward='sparse:much'), "a sparsity is a number, .* got 'sparse:much'"),
     (lambda: Codecs(backward='int8', feedback=0), 'a whole number of batches from 1 on, or None, got 0'),
     (lambda: Codecs(backward='int8', feedback=2.5), 'got 2.5'),

@@ -58,7 +58,14 @@ def test_nets_keep_all_cores_busy():
   assert [t.seconds for t in tasks_of(many)] == [t.seconds for t in tasks_of(one)]
 
 
-@pytest.mark.parametrize('field', ['flop', 'byte', 'row', 'call', 'rate', 'memory', 'cores'])
+def test_products_in_8_bits_have_a_cost_of_their_own():
+  flat = plan(lambda p, x: jnp.sum(x @ p['w']), optax.sgd(0.1), {'w': B}, A, nodes=Nodes(group=1), fc='int8').graph
+  product = next(op for op in flat.operators if op.kind == costs.INT8)
+  seconds = lambda **times: Machine(byte=1e-30, **times).seconds(flat, product)
+  assert seconds(flop=1.0) == pytest.approx(2 * 4 * 6 * 5) and seconds(flop=1.0, flop8=0.25) == pytest.approx(60)
+
+
+@pytest.mark.parametrize('field', ['flop', 'flop8', 'byte', 'row', 'call', 'rate', 'memory', 'cores'])
 def test_machines_are_checked(field):
   with pytest.raises(ValueError, match=f'{field} of a machine must be above 0'):
     Machine(**{field: 0.0})

@@ -19,6 +19,7 @@ from dct_jax.runtime.cluster import Job, Published, Watch, calls, driver, job, m
 from dct_jax.runtime.cluster.reader import Gate, Journal
 from dct_jax.runtime.cluster.server import Server
 from dct_jax.runtime.cluster.store import Store
+from dct_jax.train import claims
 
 QUICK = Watch(poll=0.02)
 
@@ -466,7 +467,7 @@ def test_a_center_that_no_group_has_come_to_is_no_model(tmp_path):
 
 
 def test_a_directory_has_one_driver(tmp_path):
-  with driver.alone(tmp_path), pytest.raises(ValueError, match='another driver is at work'):
+  with claims.alone(tmp_path), pytest.raises(ValueError, match='still at work'):
     threads.train(clusters.JOB, clusters.planned(), Fleet(), 2, tmp_path)
 
 

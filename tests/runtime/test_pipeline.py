@@ -169,6 +169,12 @@ def test_a_run_that_died_while_it_saved_goes_on_with_the_same_bits(tmp_path):
   assert more == losses[2:]
   jax.tree.map(np.testing.assert_array_equal, (fresh, other), (params, state))
 
+  victim, = (tmp_path / 'stage1/4/notes').glob('metadata')  # all go back to step 2 if one stage is damaged
+  victim.write_text(victim.read_text().replace('"total": 4', '"total": 5'))
+  fresh, other, specs = both.in_stages()
+  assert again.restore(fresh, other, specs, both.pipeline.meshes)[2] == 2
+  assert all((tmp_path / f'stage{s}/damaged-4').exists() for s in range(3))
+
 
 def test_without_a_step_of_all_stages_there_is_nothing_to_restore(tmp_path):
   both = Both(1)

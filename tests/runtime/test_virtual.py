@@ -15,7 +15,7 @@ from reference import asynchrony
 
 from dct_jax import partition
 from dct_jax.partition.tasks import tasks_of
-from dct_jax.runtime import clock, virtual
+from dct_jax.runtime import clock, staleness, virtual
 from dct_jax.runtime.clock import Clock, Failure, Hardware
 from dct_jax.runtime.fleet import Fleet
 from dct_jax.runtime.replay import Replay
@@ -105,6 +105,11 @@ def test_staleness_is_what_others_wrote():
   assert sum(counts.values()) == 400 and max(counts) == 3
   alone = virtual.tick(planned(group=0), Fleet(), Hardware(), 50)
   assert alone.staleness['trainer'] == {0: 50} and alone.mean_staleness() == 0
+
+
+def test_the_mean_is_over_all_writes():
+  assert staleness.mean([{0: 3, 4: 1}, {2: 4}]) == (0 * 3 + 4 + 2 * 4) / 8
+  assert staleness.mean([{}, {}]) is None
 
 
 def test_slow_nodes_are_slow():

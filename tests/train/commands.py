@@ -1,4 +1,4 @@
-"""Experiments from their command lines, in processes of their own that have imported JAX before they start.
+"""Experiments and benchmarks from their command lines, in processes of their own that have JAX before they start.
 
 Importing JAX, matplotlib and the toolkit takes four seconds. A server does it once and forks.
 """
@@ -20,11 +20,11 @@ _forks = multiprocessing.get_context('forkserver')
 _forks.set_forkserver_preload(IMPORTED)
 
 
-def run(name, *arguments, timeout=120):
-  """`python experiments/NAME.py ARGUMENTS`, as `subprocess.run` would have it."""
+def run(name, *arguments, timeout=120, folder='experiments'):
+  """`python FOLDER/NAME.py ARGUMENTS`, as `subprocess.run` would have it."""
   with tempfile.TemporaryDirectory() as directory:
     outputs = [pathlib.Path(directory) / stream for stream in ('stdout', 'stderr')]
-    script = str(ROOT / f'experiments/{name}.py')
+    script = str(ROOT / f'{folder}/{name}.py')
     process = _forks.Process(target=_execute, args=(script, arguments, outputs))
     process.start()
     process.join(timeout)

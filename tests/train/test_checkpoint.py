@@ -2,7 +2,9 @@
 
 import gc
 import pathlib
+import shutil
 import time
+import zlib
 
 import jax
 import numpy as np
@@ -13,7 +15,7 @@ from marks import slow
 
 import dct_jax
 from dct_jax import train
-from dct_jax.train import replicas
+from dct_jax.train import checksums, replicas
 
 CONFIG = {'sparsity': 0.95, 'layers': (96,), 'name': 'a'}
 
@@ -151,7 +153,7 @@ def test_earlier_steps_are_not_written_over(saved):
 def test_only_the_latest_are_kept(tmp_path):
   checkpoints = train.Checkpoints(tmp_path, {}, keep=2)
   program.Program(2).run(4, checkpoints=checkpoints, checkpoint_every=1)
-  assert sorted(int(p.name) for p in tmp_path.iterdir()) == [3, 4]
+  assert sorted(int(p.name) for p in tmp_path.iterdir() if p.is_dir()) == [3, 4]
 
 
 @pytest.mark.parametrize('arguments', [
@@ -191,3 +193,63 @@ def test_the_mean_of_the_last_checkpoints(tmp_path):
     checkpoints.mean_params(params, p.mesh, last=0)
   with pytest.raises(FileNotFoundError):
     train.Checkpoints(tmp_path / 'empty', CONFIG).mean_params(params, p.mesh)
+
+
+def flip(path, rng):
+  """One bit of a file."""
+  data = bytearray(path.read_bytes())
+  data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+  path.write_bytes(data)
+
+
+@pytest.fixture(scope='module')
+def twice(tmp_path_factory):
+  """Two workers, saved after one step and after two: the directory, and what was in memory each time."""
+  path, p, held = tmp_path_factory.mktemp('twice'), program.Program(2), {}
+  checkpoints, params, state = train.Checkpoints(path, {}), p.params, p.state
+  for end in (1, 2):
+    result = p.run(end, params, state, start=end - 1, checkpoints=checkpoints)
+    params, state = result.params, result.opt_state
+    held[end] = jax.device_get((params, state))
+  return path, held
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@pytest.mark.parametrize('seed', [0, *slow(*range(1, 20))])
+def test_no_bit_that_flips_is_restored(twice, tmp_path, seed, caplog):
+  """Ten flips, each alone: the checkpoint is refused, or nothing that counts has changed."""
+  rng, (path, held) = np.random.default_rng(seed), twice
+  p, refused = program.Program(2), 0
+  for i in range(10):
+    copy = shutil.copytree(path, tmp_path / str(i))
+    flip(rng.choice(sorted(f for f in (copy / '2').rglob('*') if f.is_file() and f.stat().st_size)), rng)
+    params, state, step = train.Checkpoints(copy, {}).restore(p.params, p.state, p.specs, p.mesh)
+    assert_same_bits((params, state), held[step])
+    refused += step == 1
+    assert (copy / 'damaged-2').exists() == (step == 1) == ('step 2' in caplog.text)
+    caplog.clear()
+  assert refused
+
+
+def test_an_array_that_has_changed_is_named(twice, monkeypatch):
+  """Whatever the file system and its codecs have let through."""
+  monkeypatch.setattr(checksums, 'crc', lambda array, crc=checksums.crc: crc(array) + (array.shape == (96, 4)))
+  with pytest.raises(ValueError, match=r"no checkpoint in .* is whole: .*step 2.*: params\['w2'\], .*have changed"):
+    restore(twice[0], 2, {})
+  with pytest.raises(ValueError, match=r'step 1 .* damaged'):
+    restore(twice[0], 2, {}, step=1)
+
+
+def test_every_part_of_an_array_has_a_checksum():
+  mesh = dct_jax.make_mesh(4)
+  whole = np.arange(48.0, dtype=np.float32).reshape(8, 6)
+  put = lambda *spec: jax.device_put(whole, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)))
+  arrays = {'rows': put('data'), 'whole': put(), 'number': jax.numpy.float32(3)}
+  sums = checksums.of(arrays)
+  assert {k: len(v['crc']) for k, v in sums.items()} == {'rows': 4, 'whole': 1, 'number': 1}
+  assert sums['rows']['crc'] == [zlib.crc32(whole[i:i + 2].tobytes()) for i in range(0, 8, 2)]
+  held = {'rows': whole, 'whole': whole, 'number': np.float32(3)}
+  assert checksums.damaged(held, sums) == []
+  assert checksums.damaged({**held, 'rows': whole[[2, 3, 0, 1, 4, 5, 6, 7]], 'other': whole}, sums) == ['rows', 'other']
+  notes = checksums.seal({'step': 3, 'totals': {'a': 1.5}})
+  assert checksums.sealed(notes) and not checksums.sealed({**notes, 'step': 4}) and not checksums.sealed({'step': 3})

@@ -1,4 +1,4 @@
-"""`experiments/hierarchical_figures.py` on a tiny setting, its clock on a tiny net, and the page about its results."""
+"""`experiments/hierarchical_figures.py` on a tiny setting, its clock on a tiny net, and the tables of its results."""
 
 import json
 import pathlib
@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip('matplotlib')
 ROOT = pathlib.Path(__file__).parents[2]
-RESULTS, PAGE = ROOT / 'results/hierarchical.json', ROOT / 'docs/hierarchical.md'
-TINY = ('--seeds=1', '--processes=1', '--clock=0', '--nofull', '--variants=easgd10,easgd40', '--nets=1', '--batch=4',
-        '--rows=240')
+RESULTS = ROOT / 'results/hierarchical.json'
+TINY = ('--seeds=1', '--processes=1', '--clock=0', '--sets=synthetic', '--variants=easgd10,easgd40', '--nets=1',
+        '--batch=4', '--rows=240')
 
 
 @pytest.fixture
@@ -37,7 +37,12 @@ def test_figures(tmp_path):
   assert many['over_the_run'][-1]['percent'] == many['percent'] and len(many['over_the_run']) == 10
   assert few['dense_staleness'] == 0 < few['table_staleness'] < many['table_staleness'] < 40
   assert f'{many["percent"]:+.2f}%' in done.stdout
+  made = found['tables']['synthetic_figure3']
+  assert made['head'][2] == 'against easgd10' and made['rows'][1][2] == f'{many["percent"]:+.2f}%'
+  assert found['seed'] == [0] and found['best_ne']
   assert (tmp_path / 'hierarchical_quality.png').stat().st_size > 10_000
+  unknown = commands.run('hierarchical_figures', *flags, '--sets=frappe')
+  assert unknown.returncode and 'got --sets=frappe' in unknown.stderr  # it has no path
   again = commands.run('hierarchical_figures', *flags, '--learning_rate=0.5')
   assert again.returncode and 'learning_rate was 0.005, got 0.5' in again.stderr  # runs are not mixed
 
@@ -46,7 +51,7 @@ def test_clock(shared, tmp_path, monkeypatch):
   clocks, pictures, tables = shared
   from dct_jax.partition import ready
   small = ready.dlrm(batch=8, tables=4, bottom=(64, 8), top=(64, 64, 1), optimizer='adagrad')
-  monkeypatch.setattr(clocks, 'net', lambda: small)
+  monkeypatch.setattr(clocks, 'net', lambda batch=8: small)
   monkeypatch.setattr(clocks, 'NETS', 2)
   found = json.loads(json.dumps(clocks.figures(batches=1, seeds=2, groups=(2, 4), sizes=(2,))))
   assert found['figure 11']['all'] == found['figure 8']['ht5'][0]
@@ -57,12 +62,15 @@ def test_clock(shared, tmp_path, monkeypatch):
   assert len(found['figure 11 at random']) == clocks.DRAWS
   pictures.clock(found, tmp_path / 'clock.png')
   assert (tmp_path / 'clock.png').stat().st_size > 10_000
-  assert len(tables.tables({'quality': {}, 'clock': {'Model-A': found}})) == 5
+  batches = json.loads(json.dumps(clocks.batch_sizes({}, 1, sizes=(4, 8))))
+  assert set(batches['1 Gbit, exact']) == {'4', '8'}
+  assert all(of['8'] > of['4'] > 0 for of in batches.values())  # calls and latencies are shared by more examples
+  assert len(tables.tables({'quality': {}, 'clock': {'Model-A': found}, 'batches': batches})) == 6
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason='an installed package has no results')
-def test_the_page_has_the_numbers_of_the_results(shared):
-  found, page = json.loads(RESULTS.read_text()), PAGE.read_text()
-  for (name, figure), table in shared[2].tables(found).items():
-    assert table in page, f'{name}, {figure} is not in the page as it is measured:\n{table}'
-  assert str(found['seeds']) in page and found['command'] in page and found['date'] in page
+def test_tables_are_those_of_the_numbers(shared):
+  found = json.loads(RESULTS.read_text())
+  assert found['tables'] == shared[2].tables(found)
+  assert found['seed'] == list(range(found['seeds']))
+  assert {'synthetic_figure7', 'Model-A_figure8'} <= set(found['tables'])

@@ -6,13 +6,14 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import program
 import pytest
 
-from dct_jax.train import launch
+from dct_jax.train import launch, lifeline
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = str(ROOT / 'tests/train/program.py')
@@ -75,20 +76,66 @@ def test_replicas_that_differ_are_refused(tmp_path):
   assert "1 of 15 replicated values differ between processes, the first is [0]['w1']" in output
 
 
-def test_ctrl_c_saves_the_same_step_everywhere(tmp_path):
+@pytest.mark.parametrize(('number', 'code', 'how'), [
+    (signal.SIGINT, launch.INTERRUPTED, 'interrupted'), (signal.SIGTERM, launch.TERMINATED, 'ended by SIGTERM')])
+def test_ctrl_c_and_sigterm_save_the_same_step_everywhere(number, code, how, tmp_path):
   child = subprocess.Popen(
       [sys.executable, '-m', 'dct_jax.train.launch', '--processes=2', '--timeout=120', '--',
        'python', PROGRAM, 'interrupt', str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
       env=os.environ | ENVIRONMENT)
   with child:
     for line in child.stdout:
-      if 'stepping' in line:  # before that, nobody listens to Ctrl-C
-        child.send_signal(signal.SIGINT)
+      if 'stepping' in line:  # before that, nobody listens
+        child.send_signal(number)
         break
     output = child.stdout.read()
-  assert child.returncode == launch.INTERRUPTED
-  (saved,) = (tmp_path / 'saved').iterdir()
-  assert f'interrupted after step {saved.name}; saved in' in output
+  assert child.returncode == code
+  (saved,) = [p for p in (tmp_path / 'saved').iterdir() if p.is_dir()]
+  assert f'{how} after step {saved.name}; saved in' in output
+  assert number == signal.SIGINT or 'Traceback' not in output
+
+
+def test_arguments_that_cannot_work_are_one_line(capsys):
+  for arguments, words in ((['--processes=0', '--', 'true'], 'processes'),
+                           (['--processes=1', '--', '/no/program'], '/no/program')):
+    assert launch.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count('\n') == 1
+  with pytest.raises(SystemExit) as end:
+    launch.main(['--processes=many', '--', 'true'])
+  assert end.value.code == 2 and capsys.readouterr().err.count('\n') == 1
+
+
+def alive(word):
+  """Processes with a word in their command line."""
+  lines = lambda p: p.read_bytes().split(b'\0') if p.exists() else []
+  return [p.parent.name for p in pathlib.Path('/proc').glob('[0-9]*/cmdline') if word.encode() in lines(p)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='processes are found in /proc')
+def test_workers_end_with_a_launcher_that_was_killed(tmp_path):
+  command = [sys.executable, '-m', 'dct_jax.train.launch', '--processes=2', '--timeout=120', '--', 'python', PROGRAM,
+             'interrupt', str(tmp_path)]
+  with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT) as child:
+    next(line for line in child.stdout if 'stepping' in line)
+    assert len(alive(str(tmp_path))) == 3
+    child.kill()
+  end = time.monotonic() + lifeline.SAVING / 2  # they do not need to be ended by force
+  while alive(str(tmp_path)) and time.monotonic() < end:
+    time.sleep(0.1)
+  assert not alive(str(tmp_path))
+  assert [p for p in (tmp_path / 'saved').iterdir() if p.is_dir()]  # SIGTERM saves
+
+
+def test_a_lifeline_of_somebody_else_is_left_alone(tmp_path, monkeypatch):
+  """A child of a worker that has the variable, but another file of that number."""
+  before = threading.active_count()
+  with open(tmp_path / 'other', 'w') as other:
+    for value in (f'{other.fileno()}:1', '999:1', ''):
+      monkeypatch.setenv(lifeline.VARIABLE, value)
+      lifeline.watch()
+  assert threading.active_count() == before and lifeline.VARIABLE not in os.environ
 
 
 def shell(script, processes=2, **kwargs):

@@ -129,11 +129,11 @@ def test_progress_bar(capsys):
     assert word in shown
 
 
-def pressing(batches, at):
-  """Presses Ctrl-C while step `at` runs."""
+def pressing(batches, at, number=signal.SIGINT):
+  """Presses Ctrl-C, or sends another signal, while step `at` runs."""
   for i, batch in enumerate(batches):
     if i == at:
-      os.kill(os.getpid(), signal.SIGINT)
+      os.kill(os.getpid(), number)
     yield batch
 
 
@@ -147,6 +147,43 @@ def test_ctrl_c_saves(tmp_path, capsys):
   assert checkpoints.latest() == 3
   assert f'after step 3; saved in {tmp_path}' in capsys.readouterr().err
   assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_sigterm_saves_and_ends_as_shells_expect(tmp_path, capsys):
+  """What a machine that is taken away gets; without a traceback."""
+  p = program.Program(2)
+  checkpoints, before = train.Checkpoints(tmp_path, {}), signal.getsignal(signal.SIGTERM)
+  with pytest.raises(SystemExit) as end:
+    train.run(p.step, p.params, p.state, pressing(program.make_batches(p.mesh), 3, signal.SIGTERM), steps=10,
+              progress=False, checkpoints=checkpoints)
+  assert end.value.code == 143
+  assert checkpoints.latest() == 3
+  assert capsys.readouterr().err == f'ended by SIGTERM after step 3; saved in {tmp_path}\n'
+  assert signal.getsignal(signal.SIGTERM) is before == signal.SIG_DFL
+
+
+def test_a_signal_during_the_last_save_is_not_forgotten(tmp_path):
+  """A series of runs would go on."""
+  class Slow(train.Checkpoints):
+    def save(self, *args):
+      os.kill(os.getpid(), signal.SIGTERM)
+      super().save(*args)
+
+  checkpoints = Slow(tmp_path, {})
+  with pytest.raises(SystemExit):
+    program.Program(2).run(2, checkpoints=checkpoints)
+  assert checkpoints.latest() == 2
+
+
+def test_somebody_elses_handler_of_sigterm_stays():
+  p, heard = program.Program(2), []
+  before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+  try:
+    done = train.run(p.step, p.params, p.state, pressing(program.make_batches(p.mesh), 1, signal.SIGTERM), steps=2,
+                     progress=False)
+  finally:
+    signal.signal(signal.SIGTERM, before)
+  assert done.step == 2 and heard == [1]
 
 
 @pytest.mark.parametrize('arguments', [

@@ -82,6 +82,8 @@ def test_compressed_methods_win_on_slow_lines_and_the_dense_one_on_fast_lines(tm
   assert done.returncode == 0, done.stderr
   found = json.loads((tmp_path / 'map.json').read_text())
   assert {'command', 'date', 'versions', 'machine', 'settings'} <= set(found) and len(found['cells']) == 8
+  few = found['tables']['DLRM_limits']['rows'][0]
+  assert few[0] == '10' and few[1].startswith(found['cells'][0]['winner']) and few[2] == 'dense 1'
   for cell in found['cells']:
     fast = cell['rate'] == '400gbit'
     assert (cell['winner'] == 'dense') == fast

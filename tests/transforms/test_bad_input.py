@@ -10,7 +10,7 @@ import dct_jax
 
 
 @pytest.mark.parametrize(('factory', 'words'), [
-    (lambda: dct_jax.dct_dp(0.0), 'sparsity=0.0'),
+    (lambda: dct_jax.dct_dp(True), 'sparsity=True'),
     (lambda: dct_jax.dct_dp(1.5), 'sparsity=1.5'),
     (lambda: dct_jax.dct_dp(-0.1), 'sparsity=-0.1'),
     (lambda: dct_jax.dct_dp(float('nan')), 'sparsity=nan'),

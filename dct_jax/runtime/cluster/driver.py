@@ -5,13 +5,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import fcntl
 import json
 import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -331,23 +330,6 @@ class Driver:
       else:
         self._say(f'no node is called {name!r}, which was announced for maintenance')
       path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def alone(directory: str | os.PathLike) -> Iterator[pathlib.Path]:
-  """A run's directory, for one driver at a time.
-
-  Raises:
-    ValueError: if another one is at work there.
-  """
-  place = pathlib.Path(directory)
-  place.mkdir(parents=True, exist_ok=True)
-  with open(place / 'lock', 'w') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
-    except OSError:
-      raise ValueError(f'another driver is at work in {place}') from None
-    yield place
 
 
 def prepare(blueprint: Blueprint, names: Sequence[str], directory: str | os.PathLike, resume: bool) -> pathlib.Path:

@@ -22,6 +22,7 @@ from dct_jax.runtime.cluster.driver import ClusterRun, Watch
 from dct_jax.runtime.cluster.job import Blueprint, Job
 from dct_jax.runtime.cluster.member import Member
 from dct_jax.runtime.fleet import Fleet
+from dct_jax.train import claims
 
 ANSWER = 60.0  # seconds that a node may take to answer a driver
 START = 300.0  # seconds that it may take to start
@@ -121,7 +122,7 @@ def train(task: Job, plan: Plan, fleet: Fleet, batches: int, directory: str | os
     RuntimeError: if a node fails for good.
   """
   blueprint = job.blueprint(task, plan, fleet, batches, readers)
-  with cluster(address), driver.alone(pathlib.Path(directory).absolute()) as place:
+  with cluster(address), claims.alone(pathlib.Path(directory).absolute()) as place:
     _check_room(plan, fleet)
     names = job.names_of(plan, fleet, readers)
     driver.prepare(blueprint, names, place, resume)

@@ -13,6 +13,7 @@ from dct_jax.runtime.cluster.driver import ClusterRun, Watch
 from dct_jax.runtime.cluster.job import Blueprint, Job
 from dct_jax.runtime.cluster.member import Member
 from dct_jax.runtime.fleet import Fleet
+from dct_jax.train import claims
 
 
 class Threads:
@@ -66,7 +67,7 @@ def train(task: Job, plan: Plan, fleet: Fleet, batches: int, directory: str | os
           watch: Watch | None = None, resume: bool = False) -> ClusterRun:
   """Trains with all nodes on threads of this process; arguments are those of `on_ray.train`."""
   blueprint = job.blueprint(task, plan, fleet, batches, readers)
-  with driver.alone(directory) as place:
+  with claims.alone(directory) as place:
     driver.prepare(blueprint, job.names_of(plan, fleet, readers), place, resume)
     crew = Threads(blueprint, place)
     try:

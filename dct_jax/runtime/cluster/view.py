@@ -11,6 +11,7 @@ import tensorboardX
 from rich.live import Live
 from rich.table import Table
 
+from dct_jax.runtime import staleness
 from dct_jax.runtime.cluster.driver import Look
 
 
@@ -30,15 +31,9 @@ def _row(told: Mapping[str, Any], seconds: float) -> list[str]:
   nets = told.get('working')
   waiting = told['waited'] / max(seconds * nets, 1e-9) if nets else None
   cells = (told['pid'], told.get('asked', told.get('exchanges', told.get('done'))), told.get('writes'),
-           mean_staleness(told.get('staleness', {})), told.get('synchronized'), nets)
+           staleness.mean([told.get('staleness', {})]), told.get('synchronized'), nets)
   shown = ['' if c is None else f'{c:.1f}' if isinstance(c, float) else f'{c:,}' for c in cells]
   return [*shown, '' if waiting is None else f'{100 * min(waiting, 1):.0f}%']
-
-
-def mean_staleness(counts: Mapping[int, int]) -> float | None:
-  """Mean number of others' updates; None if there were none at all."""
-  total = sum(counts.values())
-  return sum(s * n for s, n in counts.items()) / total if total else None
 
 
 @contextlib.contextmanager
@@ -71,7 +66,7 @@ def scalars(look: Look, batch_size: int) -> dict[str, float]:
   """Numbers for curves."""
   found = {'loss': look.loss, 'examples_per_second': look.rate * batch_size}
   for name, told in look.nodes.items():
-    stale = mean_staleness(told.get('staleness', {}))
+    stale = staleness.mean([told.get('staleness', {})])
     if stale is not None:
       found[f'staleness/{name}'] = stale
     if told.get('working'):

@@ -5,6 +5,7 @@ import functools
 import sys
 
 from dct_jax.partition import ready
+from dct_jax.runtime import staleness
 from dct_jax.runtime.cluster import Job, Watch, threads
 from shared.hierarchical import problem
 
@@ -37,12 +38,7 @@ def train(config, task, plan, directory):
   return {'batches': task.batches, 'ne': float(task.evaluate(run.model)['ne']),
           'train_loss': sum(run.losses[i] for i in late) / len(late),
           'examples_per_second': config.batch * run.batches_per_second(), 'seconds': run.seconds,
-          'staleness': {name.split('/')[-1]: mean_of(found) for name, found in counts.items()}, 'log': run.log}
-
-
-def mean_of(counts):
-  """Mean number of others' updates."""
-  return sum(s * n for s, n in counts.items()) / sum(counts.values())
+          'staleness': {name.split('/')[-1]: staleness.mean([found]) for name, found in counts.items()}, 'log': run.log}
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import gzip
 import lzma
 import math
 import os
+import time
 
 import numpy as np
 import pytest
@@ -83,6 +84,40 @@ def test_by_hash(log):
   assert sets.test.categories[0, :3].tolist() == [13 % 7, 10 % 7, 0]
   assert sets.vocabularies == (7, 7, 7, *[1] * 23)
   assert sets.train.categories.dtype == np.int32
+
+
+@pytest.mark.parametrize('vocabulary', ['frequency', 'hash'])
+def test_another_file_to_test_on(log, tmp_path, vocabulary):
+  (tmp_path / 'mine.tsv').write_bytes(b''.join([line(1, [3], ['', '', '', A]), *ROWS[6:]]))
+  options = {'vocabulary': vocabulary, 'test': tmp_path / 'mine.tsv'}
+  mine, own = prepare(log, test_share=0.25, **options), prepare(log, test_share=0.25, vocabulary=vocabulary)
+  # What is trained with is the same, and so are the ids of values; the fourth category is in the other file alone.
+  for a, b in zip(mine.train, own.train, strict=True):
+    np.testing.assert_array_equal(a, b)
+  for a, b in zip(mine.test, own.test, strict=True):
+    np.testing.assert_array_equal(a[1:], b)
+  assert mine.test.label.tolist() == [1, 1, 0]
+  assert (mine.test.categories.max(axis=0) < mine.vocabularies).all()
+  whole = prepare(log, test_share=0.0, **options)
+  assert len(whole.train.label) == 8 and len(whole.test.label) == 3
+  equal(prepare(log, test_share=0.0, **options), whole)  # from the cache
+  assert not list((tmp_path / 'cache').glob('*parts*'))
+
+
+def test_a_bad_file_to_test_on(log, tmp_path):
+  (tmp_path / 'bad.tsv').write_bytes(ROWS[0] + b'nothing\n')
+  with pytest.raises(ValueError, match=r'bad.tsv, line 2: expected'):
+    prepare(log, test=tmp_path / 'bad.tsv')
+  assert len(prepare(log, test=tmp_path / 'bad.tsv', max_malformed=1).test.label) == 1
+  with pytest.raises(ValueError, match=r'bad.tsv has 1 malformed lines'):
+    prepare(log, test=tmp_path / 'bad.tsv')  # although what is kept exists by now
+  (tmp_path / 'empty.tsv').write_bytes(b'')
+  with pytest.raises(ValueError, match='no rows to test on'):
+    prepare(log, test=tmp_path / 'empty.tsv')
+  with pytest.raises(FileNotFoundError, match=r"no file 'nowhere.tsv' to test on"):
+    clicks.load(str(log), tmp_path / 'cache', test='nowhere.tsv')
+  with pytest.raises(ValueError, match='needs data of its kind'):
+    clicks.load('', tmp_path / 'cache', test=str(log))
 
 
 @pytest.mark.parametrize('change', [
@@ -267,3 +302,33 @@ def test_empty_columns(shared_data, tmp_path, kind):
   assert len(sets.train.label) + len(sets.test.label) == 45_840
   filled = [i for i, size in enumerate(sets.vocabularies, 1) if size > 1]
   assert filled == [6, 9, 14, 17, 20, 22, 23]
+
+
+@pytest.mark.parametrize('pack', [gzip.compress, lzma.compress])
+def test_a_file_that_is_cut_off_is_named_and_leaves_nothing(tmp_path, monkeypatch, pack):
+  monkeypatch.setattr(criteo, 'BLOCK', 1000)
+  path, packed = tmp_path / 'log.tsv.packed', pack(b''.join(np.random.default_rng(0).permutation(ROWS * 400)))
+  path.write_bytes(packed[:len(packed) // 2])
+  with pytest.raises(text.DamagedError, match='log.tsv.packed cannot be unpacked'):
+    prepare(path)
+  assert not list((tmp_path / 'cache').iterdir())
+  path.write_bytes(packed)
+  assert len(prepare(path).train.label) > 0
+  assert not list((tmp_path / 'cache').glob('*.lock'))
+
+
+def test_locks_are_one_at_a_time_although_their_file_goes(tmp_path):
+  """Whoever waits for a file that is removed meanwhile takes the new one."""
+  inside, most = [], []
+
+  def enter(number):
+    with criteo._locked(tmp_path / 'lock'):
+      inside.append(number)
+      most.append(len(inside))
+      time.sleep(0.002)
+      inside.remove(number)
+
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    list(pool.map(enter, range(40)))
+  assert len(most) == 40 and max(most) == 1
+  assert not list(tmp_path.iterdir())
