@@ -1,12 +1,12 @@
-# make demo | demo-results | test | test-slow | lint | bench | wheel | clean. Everything happens in .venv and runs/ (wheels
-# go to dist/); nothing else is touched, but for what demo-results is there to renew.
+# make demo | demo-results | test | test-slow | lint | docs | bench | wheel | clean. Everything happens in .venv and runs/ (wheels
+# go to dist/, the site to build/); nothing else is touched, but for what demo-results is there to renew.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-results wheel test test-slow lint bench clean setup
+.PHONY: demo demo-results wheel test test-slow lint docs bench clean setup
 setup: $(READY)
 
 $(READY): setup.cfg setup.py pyproject.toml $(wildcard dct_jax/native/src/* dct_jax/native/src/*/*)
@@ -41,6 +41,11 @@ lint: $(READY)
 	@echo "== ruff and mypy"
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m mypy
+
+docs: $(READY)
+	@echo "== The site: build/docs/index.html; warnings are errors"
+	@$(BIN)/python docs/render.py --check
+	@$(BIN)/python -m sphinx -nWq --keep-going -c docs -d build/doctrees . build/docs
 
 bench: $(READY)
 	@echo "== Benchmarks (see benchmarks/README.md)"

@@ -104,7 +104,7 @@ def all_finite(layers: Layers) -> jax.Array:
 
 def threshold(layers: Layers, residual: Layers | None, rank: jax.Array, *, old_tau: jax.Array | None = None,
               refresh: ArrayLike = 1, segment: int = 0) -> tuple[jax.Array, jax.Array]:
-  """Exact order statistics of |layers + residual|, one for each layer or each segment of a layer.
+  """Exact order statistics of `|layers + residual|`, one for each layer or each segment of a layer.
 
   Args:
     layers: float32, bfloat16 or float16 arrays.
