@@ -174,7 +174,7 @@ def test_after_a_failure_the_channel_refuses_with_the_same_cause():
 
 def test_a_failure_in_the_background_comes_with_wait():
   message = np.zeros(6, np.uint32)
-  message[:3] = 0xDC710000, 6, 6
+  message[:3] = 0xDC720000, 6, 6
   layers = (np.zeros(10, np.float32),)
 
   def body(t):

@@ -362,7 +362,7 @@ def test_units_that_only_the_liar_has_are_units():
 
 def test_a_worker_that_lies_in_the_background_is_named_by_wait():
   message = np.zeros(6, np.uint32)
-  message[:3] = 0xDC710000, 6, 6
+  message[:3] = 0xDC720000, 6, 6
   message[5] = checksum(message)
   layers = (np.zeros(10, np.float32),)
   options = {'algorithm': ALGORITHMS.index('split_all_gather')}
@@ -387,7 +387,7 @@ def checksum(message):
 def test_messages_of_another_length_than_they_say(exchange, answer):
   """What lay in the buffer before would be taken for the rest of a message."""
   message = np.zeros(40, np.uint32)
-  message[:3] = 0xDC710000, 6, 6
+  message[:3] = 0xDC720000, 6, 6
   message[5] = checksum(message)
   with Liar(answer) as channel:
     call = jax.jit({

@@ -13,7 +13,6 @@
   each(pack)                  \
   each(threshold)             \
   each(all_finite)            \
-  each(stop_if)               \
   each(encode)                \
   each(unpack_sum)            \
   each(settle)                \
@@ -181,6 +180,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in loader.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 12);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 13);
   return self;
 }

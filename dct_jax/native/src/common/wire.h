@@ -8,7 +8,7 @@
 
 namespace dct {
 
-constexpr uint32_t kMagic = 0xDC710000;  // the upper half of every message's first word: 0xDC7, version 1
+constexpr uint32_t kMagic = 0xDC720000;  // the upper half of every message's first word: 0xDC7, version 2
 constexpr int64_t kHeader = 6;           // words before a message's body
 constexpr uint32_t kNonfinite = 1;       // flag: this worker's gradient was not finite
 
