@@ -3,11 +3,13 @@
 Processes on the loopback interface, where the network is as fast as memory and a check costs most. The same training
 step as in benchmarks/step.py, over our own transport: with checksums in frames and without, and encrypted; and an
 exchange alone, which does little but send. Contenders take turns, in an order that moves on by one each time, and
-are compared by medians over the same rounds. The last line is JSON.
+are compared by medians over the same rounds. Then what it costs to compare all replicas now and then. The last line is
+JSON.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import statistics
@@ -107,8 +109,22 @@ def worker():
   time_in_turns(groups['DCT step'], batches(steps.WARM_UP.value, 2))  # until residuals are full
   found = {group: time_in_turns(calls, batches(steps.ROUNDS.value, 3) if 'step' in group
                                 else ((),) * steps.ROUNDS.value) for group, calls in groups.items()}
+  hashing = replica_hash(mesh)
   if jax.process_index() == 0:
-    print('RESULT ' + json.dumps({'found': found}), flush=True)
+    print('RESULT ' + json.dumps({'found': found, 'hashing': hashing}), flush=True)
+
+
+def replica_hash(mesh, repeats=30) -> float:
+  """Median seconds of comparing the step's parameters on all workers."""
+  params = train.replicate(steps.init_params(), mesh)
+  calls = {'hash': lambda: train.check_replicas(params)}
+  return time_in_turns(calls, ((),) * repeats)['hash']
+
+
+def share_of_hashing(hashing, step) -> float:
+  """Steps with comparisons, as often as the loop makes them, over the same without."""
+  every = inspect.signature(train.run).parameters['compare_every'].default
+  return 1 + hashing / (every * step)
 
 
 def show(found, stolen) -> dict[str, float]:
@@ -142,7 +158,10 @@ def main(argv):
     make_certificates(directory)
     command = [sys.executable, *argv[:1], '--worker', *sys.argv[1:], f'--certificates={directory}']
     told = result_of(lambda output: launch(command, steps.PROCESSES.value, output=output))
-  finish(show(told['found'], told['stolen']), seed=[0, 1, 2, 3])
+  ratios, step = show(told['found'], told['stolen']), told['found']['DCT step']['crc']
+  print(f'\ncomparing all replicas takes {1e3 * told["hashing"]:.2f} ms')
+  ratios['replica_hash_over_plain'] = round(share_of_hashing(told['hashing'], step), 5)
+  finish(ratios, seed=[0, 1, 2, 3])
 
 
 if __name__ == '__main__':

@@ -23,10 +23,12 @@ from dct_jax.commands import TERMINATED
 from dct_jax.train import replicas
 from dct_jax.train.checkpoint import Checkpoints
 from dct_jax.train.metrics import MetricsWriter
+from dct_jax.train.phases import phase
 from dct_jax.train.step import BYTES
 from dct_jax.transforms.compressed_mean import bad_counts, raise_for
 
 SENT = ('sent_bytes', 'row_bytes', 'crossed_bytes')  # by a worker: of gradients, of rows, between its stages
+STEP = 'computing and exchanging'  # a phase
 
 
 class TrainResult(NamedTuple):
@@ -125,14 +127,18 @@ def run(
     batch = next(source, None) if start < steps else None
     while at < steps and batch is not None:
       began = time.monotonic()
-      params, opt_state, scalars = step(params, opt_state, batch)
       at += 1
-      batch = next(source, None) if at < steps else None
-      scalars = account.add(jax.device_get(scalars), began)
+      with phase(STEP, at):
+        params, opt_state, scalars = step(params, opt_state, batch)
+      with phase('reading the next batch', at):
+        batch = next(source, None) if at < steps else None
+      with phase(STEP, at):  # which may only now be known to have failed
+        scalars = account.add(jax.device_get(scalars), began)
       bar.update(scalars, account)
       counts.check(at, scalars)
       if compare_every is not None and at % compare_every == 0:
-        replicas.check_replicas(params)
+        with phase('comparing replicas', at):
+          replicas.check_replicas(params)
       if stop_on_nan:
         patience.check(at, scalars)
       if at == start + 1:
@@ -141,7 +147,8 @@ def run(
       due = lambda every: last or (every is not None and at % every == 0)
       extra = {}
       if evaluate is not None and due(evaluate_every):
-        extra = {f'eval/{k}': float(v) for k, v in jax.device_get(evaluate(params, opt_state)).items()}
+        with phase('evaluating', at):
+          extra = {f'eval/{k}': float(v) for k, v in jax.device_get(evaluate(params, opt_state)).items()}
         bar.evaluated = {k: f'{extra["eval/" + k]:.4f}' for k in show if f'eval/{k}' in extra}
       if extra or due(log_every):
         history.append({'step': at} | scalars | account.line() | extra)
@@ -149,7 +156,8 @@ def run(
           metrics.write(at, {k: v for k, v in history[-1].items() if k != 'step'})
       stop = interrupted(at)
       if checkpoints is not None and (stop or due(checkpoint_every)):
-        checkpoints.save(at, params, opt_state, account.totals)
+        with phase('saving a checkpoint', at):
+          checkpoints.save(at, params, opt_state, account.totals)
       if stop:
         break
     if jax.process_count() == 1:  # a signal in the last save is not forgotten; several have no step to agree on

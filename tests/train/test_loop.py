@@ -192,3 +192,45 @@ def test_somebody_elses_handler_of_sigterm_stays():
 def test_bad_counts_are_refused(arguments):
   with pytest.raises(ValueError, match='got'):
     train.run(None, {}, {}, [], **arguments)
+
+
+class Failing:
+  """A full disk."""
+
+  directory = 'nowhere'
+
+  def latest(self):
+    return None
+
+  claim = totals = latest
+
+  def save(self, *_):
+    raise OSError('no space left')
+
+
+@pytest.mark.parametrize(('what', 'phase'), [
+    ('step', 'step 2, while computing and exchanging'), ('batches', 'step 2, while reading the next batch'),
+    ('evaluate', 'step 3, while evaluating'), ('checkpoints', 'step 3, while saving a checkpoint')])
+def test_errors_say_where_they_came_from(what, phase):
+  """A program of XLA whose collective fails, or a file system, names no worker and no step."""
+  p, calls = program.Program(2), itertools.count(1)
+  first, fail = p.step, what == 'step'
+
+  def step(*arguments):
+    if next(calls) == 2 and fail:
+      raise jax.errors.JaxRuntimeError('Gloo AllGather failed')
+    return first(*arguments)
+
+  def batches():
+    yield from itertools.islice(program.make_batches(p.mesh), 2)
+    if what == 'batches':
+      raise OSError('a file is gone')
+    yield next(program.make_batches(p.mesh))
+
+  def evaluate(params, state):
+    raise ValueError('no test set')
+
+  options = {'evaluate': {'evaluate': evaluate}, 'checkpoints': {'checkpoints': Failing()}}.get(what, {})
+  with pytest.raises((OSError, ValueError, jax.errors.JaxRuntimeError)) as caught:
+    train.run(step, p.params, p.state, batches(), steps=3, progress=False, **options)
+  assert caught.value.__notes__ == [f'on worker 0 of 1, in {phase}']
