@@ -1,11 +1,12 @@
-# make demo | test | test-slow | lint | bench | clean. Everything happens in .venv; nothing else is touched.
+# make demo | demo-results | test | test-slow | lint | docs | bench | wheel | clean. Everything happens in .venv and runs/ (wheels
+# go to dist/, the site to build/); nothing else is touched, but for what demo-results is there to renew.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench clean setup
+.PHONY: demo demo-results wheel test test-slow lint docs bench clean setup
 setup: $(READY)
 
 $(READY): setup.cfg setup.py pyproject.toml $(wildcard dct_jax/native/src/* dct_jax/native/src/*/*)
@@ -19,7 +20,14 @@ $(READY): setup.cfg setup.py pyproject.toml $(wildcard dct_jax/native/src/* dct_
 demo: $(READY)
 	@echo "== Demo: DLRM on synthetic clicks, 4 workers, two runs of a minute or less: dense, then DCT for gradients and activations"
 	@rm -rf runs/demo
-	@$(BIN)/python experiments/dlrm_criteo.py --method=baseline,hybrid --workdir=runs/demo
+	@DCT_JAX_COMMAND='make demo' $(BIN)/python experiments/dlrm_criteo.py --method=baseline,hybrid --workdir=runs/demo \
+	  --results=runs/demo/results.json
+
+# Renews what README shows of the demo: its file of results and its picture, and the pages that have numbers of it.
+demo-results: demo
+	@cp runs/demo/results.json results/demo.json
+	@cp runs/demo/loss.png docs/pictures/demo.png
+	@$(BIN)/python docs/render.py
 
 test: $(READY)
 	@echo "== Tests (make test-slow runs the long ones)"
@@ -34,10 +42,18 @@ lint: $(READY)
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m mypy
 
+docs: $(READY)
+	@echo "== The site: build/docs/index.html; warnings are errors"
+	@$(BIN)/python docs/render.py --check
+	@$(BIN)/python -m sphinx -nWq --keep-going -c docs -d build/doctrees . build/docs
+
 bench: $(READY)
 	@echo "== Benchmarks (see benchmarks/README.md)"
 	@$(BIN)/python benchmarks/kernels.py
 	@$(BIN)/python benchmarks/step.py
 
+wheel: $(READY)
+	@.ci/wheel $(BIN)/python
+
 clean:
-	rm -rf $(VENV) build *.egg-info dct_jax/native/*.so .jax_cache
+	rm -rf $(VENV) build dist *.egg-info dct_jax/native/*.so .jax_cache

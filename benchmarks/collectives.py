@@ -15,7 +15,7 @@ import time
 
 import jax
 import jax.numpy as jnp
-import matplotlib
+import matplotlib.figure
 import numpy as np
 from absl import app, flags
 from jax.sharding import PartitionSpec
@@ -26,10 +26,8 @@ from dct_jax import netlab, train
 from dct_jax.collectives import ALGORITHMS
 from dct_jax.collectives.costs import Instance, predict, random_union
 from dct_jax.netlab.calibrate import Probe, calibrate
+from dct_jax.train import pictures
 from dct_jax.wire import Settings
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
 
 SIZE = flags.DEFINE_integer('size', 2**24, 'Number of coordinates of a vector.')
 HOSTS = flags.DEFINE_list('hosts', ['4', '8'], 'Numbers of hosts of the lab.')
@@ -198,20 +196,29 @@ def draw(results, path):
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   columns = len(RATES.value)
   lines = -(-len(results) // columns)
-  _, axes = plt.subplots(lines, columns, figsize=(4.5 * columns, 3.6 * lines), squeeze=False)
+  figure = matplotlib.figure.Figure(figsize=(1.8 + 4.5 * columns, 0.4 + 3.6 * lines), layout='constrained', dpi=110)
+  axes = figure.subplots(lines, columns, squeeze=False)
   for ax, result in zip(axes.flat, results, strict=False):
     rows = [r for r in result['rows'] if r['kind'] == 'random']
     for name in CONTENDERS:
-      points = [(r['density'], *np.quantile(r['times'][name], [0.25, 0.5, 0.75])) for r in rows]
+      points = [(r['density'], *np.quantile(r['times'][name], [0.25, 0.5, 0.75])) for r in rows if name in r['times']]
+      if not points:
+        continue  # older results have not all contenders
       x, low, middle, high = zip(*points, strict=True)
-      line, = ax.plot(x, middle, label=name, marker='.', linestyle='--' if name in ('psum', 'dense') else '-')
+      line, = ax.plot(x, middle, label=name, color=f'C{CONTENDERS.index(name)}', marker='.',
+                      linestyle='--' if name in ('psum', 'dense') else '-')
       ax.fill_between(x, low, high, alpha=0.2, color=line.get_color())
     best = [(r['density'], float(np.median(r['times'][r['auto']]))) for r in rows]
     ax.plot(*zip(*best, strict=True), 'ko', fillstyle='none', markersize=9, label='auto')
-    ax.set(xscale='log', yscale='log', title=result['setting'], xlabel='density', ylabel='seconds')
-  axes.flat[0].legend(fontsize=7)
-  plt.tight_layout()
-  plt.savefig(path, dpi=110)
+    ax.set(xscale='log', yscale='log', title=result['setting'], xlabel='density, share of coordinates',
+           ylabel='seconds')
+    pictures.plain_ticks(ax)
+  for ax in axes.flat[len(results):]:
+    ax.set_axis_off()
+  figure.suptitle(f'Sum of vectors of {SIZE.value:,} float32 numbers, random indices; lines are medians, '
+                  f'bands have the middle half of up to {REPEATS.value} runs')
+  pictures.legend_beside(figure, fontsize=8)
+  figure.savefig(path)
 
 
 def main(argv):

@@ -14,7 +14,7 @@ import time
 
 import jax
 import jax.numpy as jnp
-import matplotlib
+import matplotlib.figure
 import numpy as np
 import optax
 from absl import app, flags
@@ -22,9 +22,7 @@ from timing import finish, result_in_lab, table
 
 import dct_jax
 from dct_jax import netlab, train
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
+from dct_jax.train import pictures
 
 HOSTS = flags.DEFINE_integer('hosts', 2, 'Number of hosts of the lab.')
 RATE = flags.DEFINE_string('rate', '50mbit', 'Rate of every link, as tc writes it.')
@@ -107,19 +105,24 @@ def exchanges(transport, since):
 
 
 def draw(spans, path):
-  """Three steps of each contender: computation above, what was on the network below."""
-  _, axes = plt.subplots(len(spans), 1, figsize=(9, 1.6 * len(spans)), sharex=True)
+  """Three steps of each contender: whole steps above, what was on the network below."""
+  figure = matplotlib.figure.Figure(figsize=(10.5, 1.6 * len(spans)), layout='constrained', dpi=110)
+  axes = figure.subplots(len(spans), 1, sharex=True)
   for ax, (name, span) in zip(axes, spans.items(), strict=True):
     zero = span['steps'][0][0]
+    bar = lambda y, begin, end, zero=zero, ax=ax, **style: ax.barh(
+        y, 1e3 * (end - begin), left=1e3 * (begin - zero), **style)
     for begin, end in span['steps']:
-      ax.barh(1, 1e3 * (end - begin), left=1e3 * (begin - zero), height=0.5, color='tab:gray', edgecolor='k')
+      bar(1, begin, end, height=0.5, color='lightgray', edgecolor='k', label='step')
+    several = len({channel for channel, *_ in span['exchanges']}) > 1
     for channel, begin, end in span['exchanges']:
-      ax.barh(0.3 - 0.12 * channel, 1e3 * (end - begin), left=1e3 * (begin - zero), height=0.1)
-    ax.set(title=name, yticks=[0.2, 1], yticklabels=['exchange', 'step'])
-  axes[-1].set(xlabel='ms')
+      label, color = (f'exchange of bucket {channel}', channel + 1) if several else ('exchange of all layers', 0)
+      bar(0.38 - 0.12 * channel if several else 0.2, begin, end, height=0.1, color=f'C{color}', label=label)
+    ax.set(title=name, yticks=[0.2, 1], yticklabels=['exchange', 'step'], ylim=(-0.15, 1.35))
+  axes[-1].set(xlabel='ms since the first of these steps began')
+  pictures.legend_beside(figure, fontsize=8)
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  plt.tight_layout()
-  plt.savefig(path, dpi=110)
+  figure.savefig(path)
 
 
 def main(argv):
@@ -135,6 +138,7 @@ def main(argv):
   table('steps', f'{WIDTH * WIDTH * DEPTH:,} parameters, {HOSTS.value} hosts at {RATE.value}, {KEPT.value:.1%} sent, '
         f'{result["bytes"]:,.0f} bytes a message', rows)
   draw(result['spans'], PICTURE.value)
+  pathlib.Path(PICTURE.value).with_suffix('.json').write_text(json.dumps(result['spans']))
   print(f'timeline: {PICTURE.value}')
   finish({'late_saving': round(1 - median['one step late'] / median['blocking'], 3),
           'bucket_saving': round(1 - median['4 buckets'] / median['blocking'], 3)}, seed=0)

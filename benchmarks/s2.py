@@ -14,7 +14,7 @@ import sys
 import time
 
 import jax
-import matplotlib
+import matplotlib.figure
 import numpy as np
 from absl import app, flags
 from jax.sharding import PartitionSpec as P
@@ -25,9 +25,7 @@ import dct_jax
 from dct_jax import netlab, tables, train
 from dct_jax.collectives import costs as model
 from dct_jax.netlab.calibrate import Probe, calibrate
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
+from dct_jax.train import pictures
 
 DATA = flags.DEFINE_string('data', '', 'Directory with the files of WikiText-2; a synthetic text without it.')
 SETTINGS = flags.DEFINE_list('settings', ['8x100mbit', '4x100mbit', '8x1gbit', '4x1gbit', '2x100mbit', '6x100mbit'],
@@ -193,7 +191,8 @@ def scaling():
 
 def draw(results, columns, counts, path):
   """Time against workers as measured, and bytes against workers as modelled."""
-  _, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+  figure = matplotlib.figure.Figure(figsize=(13, 4.2), layout='constrained', dpi=110)
+  left, right = figure.subplots(1, 2)
   slow = sorted((r for r in results if r['setting'].endswith('x100mbit')), key=lambda r: r['workers'])
   shown = ('all-gather', 'SSAR split', 'union_sum', 'OmniReduce', 'Parallax', *(f'S2, {x}' for x in LAMBDAS.value))
   for name in shown:
@@ -201,14 +200,14 @@ def draw(results, columns, counts, path):
               if row['load'] == 'words' and name in row['times']]
     if points:
       left.plot(*zip(*points, strict=True), marker='.', linestyle='--' if name.startswith('S2') else '-', label=name)
-  left.set(xlabel='workers', ylabel='ms', title='measured at 100 Mbit/s, embedding rows')
-  left.legend(fontsize=7)
+  left.set(xlabel='workers', ylabel='ms a sum', title='measured at 100 Mbit/s, embedding rows')
   for name in columns[0]:
     right.plot(counts, [c[name] / 1e6 for c in columns], marker='.', label=name)
   right.set(xscale='log', yscale='log', xlabel='workers', ylabel='MB a worker sends', title='by the cost model')
-  right.legend(fontsize=7)
-  plt.tight_layout()
-  plt.savefig(path, dpi=110)
+  pictures.plain_ticks(left, right)
+  for panel in (left, right):  # colours differ: there are more methods than colours
+    panel.legend(fontsize=7, loc='upper left', bbox_to_anchor=(1, 1))
+  figure.savefig(path)
 
 
 def main(argv):

@@ -13,6 +13,8 @@ from dct_jax.train import experiment
 def base():
   config = ml_collections.ConfigDict()
   config.data = ''  # a Criteo TSV, a directory with Frappe's files, or the synthetic set
+  config.test_data = ''  # another file of the same format to test on
+  config.test_share = 1 / 7  # of the rows of a Criteo TSV, from its end: tested on, not trained on. Kaggle's last day
   config.cache = 'runs/cache'  # where a prepared TSV is kept
   config.rows = 200_000  # of the synthetic set, for training
   config.test_rows = 40_000

@@ -1,3 +1,3 @@
 """The version, where a build can read it without importing JAX."""
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'

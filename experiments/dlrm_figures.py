@@ -14,7 +14,7 @@ import matplotlib.figure
 import numpy as np
 from absl import app, flags
 
-from dct_jax.train import experiment, report, results
+from dct_jax.train import experiment, pictures, report, results
 from shared.dlrm import thresholds
 
 flags.adopt_module_key_flags(dlrm_criteo)
@@ -46,11 +46,11 @@ def figure2(workdir, axes):
     means = np.lib.stride_tricks.sliding_window_view(taus, n, axis=1).mean(axis=-1)
     apart = np.abs(taus[:, n - 1:] / means - 1)
     line, = axes.plot(run['step'], taus[0], alpha=0.35, linewidth=0.6)
-    axes.plot(run['step'][n - 1:], means[0], color=line.get_color(), label=f'{s:.1%}')
+    axes.plot(run['step'][n - 1:], means[0], color=line.get_color(), label=f'{s:.1%}, mean of {n} steps')
     found[f'{s:.1%}'] = {'largest': apart.max(), 'median': np.median(apart),
                          'largest, later half': apart[:, apart.shape[1] // 2:].max()}
   axes.set(xlabel='iteration', ylabel=f'threshold of the gradient of {LAYER.value}', yscale='log')
-  axes.legend(title='sparsity', loc='lower right')
+  pictures.plain_ticks(axes)
   return found
 
 
@@ -65,13 +65,13 @@ def figure5(workdir, *panels):
     sparse = run(s, s)
     for place, axes in zip(PLACES, panels, strict=True):
       without, applied = (r[f'{place}/{s}'] for r in (dense, sparse))
-      line, = axes.plot(dense['step'], without, label=f'{s:.0%}')
-      axes.plot(sparse['step'], applied, color=line.get_color(), linestyle='dotted', label=f'{s:.0%}, DCT-MP')
+      line, = axes.plot(dense['step'], without, label=f'{s:.0%}', **pictures.points(without))
+      axes.plot(sparse['step'], applied, color=line.get_color(), linestyle='dotted', label=f'{s:.0%}, DCT-MP',
+                **pictures.points(applied))
       at = [0, len(without) // 3 - 1, -1]  # in 1,500 steps: the first of them, the 500th and the last
       found[f'{place}, {s:.0%}'] = {'without': [*without[at]], 'with': [*applied[at]]}
   for place, axes in zip(PLACES, panels, strict=True):
     axes.set(title=f'after {place}', xlabel='iteration', ylabel='mean threshold of a row', ylim=(0, None))
-  panels[0].legend(ncols=3, loc='lower center', fontsize='small')
   return found
 
 
@@ -92,8 +92,9 @@ def table5(found):
 
 def save(workdir, number, draw, panels):
   """A figure as a picture, and its numbers as JSON; returns them."""
-  figure = matplotlib.figure.Figure(figsize=(2 + 4 * panels, 4), layout='constrained', dpi=110)
+  figure = matplotlib.figure.Figure(figsize=(3 + 4 * panels, 4), layout='constrained', dpi=110)
   numbers = draw(workdir, *figure.subplots(1, panels, squeeze=False)[0])
+  pictures.legend_beside(figure, title='sparsity', fontsize='small')
   figure.savefig(workdir / f'figure{number}.png')
   (workdir / f'figure{number}.json').write_text(json.dumps(numbers, indent=2))
   return numbers

@@ -14,7 +14,6 @@ import sys
 import dlrm_criteo
 from absl import app, flags
 
-from dct_jax.data import clicks
 from dct_jax.train import experiment, report, results
 from shared.dlrm.setup import WIDE_CUTS
 
@@ -116,7 +115,7 @@ def main(argv):
   config = experiment.config_of('baseline')
   experiment.begin(config.workers)
   workdir = pathlib.Path(flags.FLAGS.workdir or 'runs/dlrm_tables')
-  dense = not config.data or clicks.load(config.data, config.cache).test.dense.shape[1]
+  dense = not config.data or dlrm_criteo.load(config).test.dense.shape[1]
   tables = {table: rows_of(table, CUTS if dense else TOP_CUTS) for table in TABLES.value}
   found = run_all(tables, workdir)
   experiment.show({f'table{table}': table_of(table, rows, found) for table, rows in tables.items()},

@@ -16,7 +16,7 @@ import lstm_wikitext
 import matplotlib.figure
 from absl import app, flags
 
-from dct_jax.train import experiment, report, results
+from dct_jax.train import experiment, pictures, report, results
 
 flags.adopt_module_key_flags(lstm_wikitext)
 SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'], 'Seeds of runs with the exact sum; sketches have the first.')
@@ -68,7 +68,8 @@ def draw(logs, path):
     axis.plot(*zip(*points, strict=True), marker='.', linestyle='--' if name.startswith('S2') else '-', label=name)
   axis.set(xlabel='step', ylabel='perplexity of the validation set', yscale='log')
   axis.grid(visible=True, which='both', alpha=0.3)
-  axis.legend(fontsize=8)
+  pictures.plain_ticks(axis)
+  pictures.legend_beside(figure, fontsize=8)
   figure.savefig(path)
 
 

@@ -48,7 +48,7 @@ def finished(design, percent, workdir):
 
 
 def bits(design, lines):
-  """Bits a value, pushed and pulled, step by step: a worker pushes all values, and answers for its share."""
+  """Encoded bits a value, pushed and pulled, step by step: a worker pushes all values, and answers for its share."""
   config = experiment.config_of(design)
   values = lines[-1]['dense_bytes'] / 4 / (1 + 1 / config.workers)
   times = 8 / config.local_steps  # every logged step of several local ones is one with an exchange
@@ -90,7 +90,7 @@ def main(argv):
   experiment.show({'designs': designs(runs, times), 'losses': losses(runs)}, experiment.config_of('float32').seed)
   figure(workdir / 'figure4.png', 'during a run', 2, draw_runtime(full))
   if sizes := {name: bits(name, full[name]) for name in ('3lc', '3lc_175') if name in full}:
-    figure(workdir / 'figure6.png', 'size of what is sent', len(sizes), draw_bits(sizes))
+    figure(workdir / 'figure6.png', 'size of messages', len(sizes), draw_bits(sizes))
   if times:
     shares = ', '.join(sorted(SHARES.value, key=int))
     figure(workdir / 'figure3.png', f'runs of {shares}% of the steps', len(times),

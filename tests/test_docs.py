@@ -1,4 +1,4 @@
-"""Docstring examples and the README's program run as printed."""
+"""Docstring examples, and the programs of the README and of the guides, run as printed."""
 
 import doctest
 import importlib
@@ -17,6 +17,7 @@ import dct_jax
 from dct_jax.train import launch
 
 ROOT = pathlib.Path(__file__).parents[1]
+GUIDES = ROOT / 'docs/guides'
 MODULES = [m.name for m in pkgutil.walk_packages(dct_jax.__path__, 'dct_jax.')
            if not m.name.endswith(('_native', '__main__'))]
 
@@ -33,30 +34,98 @@ def test_there_are_examples():
   assert count > 20
 
 
+def programs(page):
+  """The Python blocks of a page: those that begin with the name of a file, by that, and the page's own program."""
+  own, files = [], {}
+  for block in re.findall(r'^```python\n(.*?)^```', (ROOT / page).read_text(), re.S | re.M):
+    name = re.match(r'# (\w+)\.py: python -m ', block)
+    if name:
+      files[name[1]] = block
+    else:
+      own.append(block.replace("jax.config.update('jax_num_cpu_devices', 8)\n", ''))  # tests have them
+  return own, files
+
+
+def in_processes(tmp_path, guide, name, processes, **changes):
+  """What the program of a guide says that runs in several processes."""
+  block = programs(f'docs/guides/{guide}.md')[1][name]
+  for old, new in changes.values():
+    assert old in block
+    block = block.replace(old, new)
+  (tmp_path / f'{name}.py').write_text(block)
+  lines = io.StringIO()
+  code = launch.launch(['python', str(tmp_path / f'{name}.py')], processes, timeout=300, output=lines,
+                       environment={'PYTHONPATH': str(ROOT)})
+  assert code == 0, lines.getvalue()
+  return lines.getvalue()
+
+
+def losses(said):
+  """All losses that a program has printed."""
+  return [float(x) for x in re.findall(r'loss ([\d.]+)', said)]
+
+
+def falls(said, names):
+  """The program has learnt."""
+  first, *_, last = losses(said)
+  return last < 0.5 * first
+
+
+CHECKS = {  # guide -> (what it has printed, its names) -> whether that is as it should be
+    'start': lambda said, names: callable(names['tx'].update),
+    'optax': lambda said, names: falls(said, names) and 'restored step 100' in said,
+    'training_loop': lambda said, names: falls(said, names) and 'went on from step 60' in said,
+    'slow_network': lambda said, names: callable(names['sketched'].update),
+    'recommenders': lambda said, names: falls(said.replace('step 49', 'loss 0.69'), names)
+                    and names['exchange'].wanted({'tokens': 3}) == {'words': 3},
+    'pipelines': lambda said, names: names['jnp'].count_nonzero(names['gradient']) == 4 * 11,
+    'parameter_server': falls,
+    'add_a_compressor': lambda said, names: '24 bytes of 132' in said and names['state'].SUM,
+}
+LONG = ('optax', 'parameter_server', 'recommenders', 'training_loop')
+
+
+@pytest.mark.parametrize('name', [
+    pytest.param(path.stem, marks=[pytest.mark.slow] * (path.stem in LONG))
+    for path in sorted(GUIDES.glob('*.md')) if programs(path.relative_to(ROOT))[0]])
+def test_a_guide(name, tmp_path, monkeypatch, capsys):
+  """The Python blocks of a guide are one program, unless they begin with the name of a file."""
+  monkeypatch.chdir(tmp_path)
+  names = {}
+  for block in programs(f'docs/guides/{name}.md')[0]:
+    exec(block, names)
+  said = capsys.readouterr().out
+  assert CHECKS[name](said, names), said
+
+
+@pytest.mark.slow
+def test_sparse_vectors_of_a_guide(tmp_path):
+  """Three workers' largest values, by index."""
+  said = in_processes(tmp_path, 'slow_network', 'vectors', 3)
+  found = [float(x) for x in re.search(r'each index: \[(.*)\]', said)[1].split(',')]
+  assert found[:3] == [0, 1, 2] and found[10:13] == [1, 2, 3] and sum(found) == sum(range(3)) * 4 + 3 * 6
+
+
 @pytest.mark.slow
 def test_the_program_in_stages(tmp_path):
-  """The README's pipeline learns, and what crosses is a small part of what would."""
-  block = re.search(r'```python\n(# stages.py.*?)```', (ROOT / 'README.md').read_text(), re.S).group(1)
-  (tmp_path / 'stages.py').write_text(block)
-  lines = io.StringIO()
-  code = launch.launch(['python', str(tmp_path / 'stages.py')], 4, timeout=300, output=lines)
-  assert code == 0, lines.getvalue()
+  """The pipeline learns, and what crosses is a small part of what would."""
+  said = in_processes(tmp_path, 'pipelines', 'stages', 4)
   found = [[float(x.replace(',', '')) for x in m] for m in re.findall(
-      r'loss ([\d.]+), ([\d,]+) of ([\d,]+) bytes forward, ([\d,]+) of', lines.getvalue())]
+      r'loss ([\d.]+), ([\d,]+) of ([\d,]+) bytes forward, ([\d,]+) of', said)]
   (first, *_), (last, forward, dense, gradients) = found[0], found[-1]
-  assert last < 0.6 * first, lines.getvalue()
+  assert last < 0.6 * first, said
   assert forward < dense / 7 and gradients < 4 * (64 * 512 + 512) / 20
 
 
-def test_the_compressor_that_contributing_adds():
-  """The example in CONTRIBUTING.md works as printed, and keeps the first law."""
+def test_the_compressor_that_is_added_to_the_library():
+  """The example in the guide works as printed, and keeps the first law."""
   import textwrap
 
   import jax.numpy as jnp
 
   from dct_jax.compressors import stream
   from dct_jax.contract import Compressor
-  block = re.search(r'```python\n(.*?)```', (ROOT / 'CONTRIBUTING.md').read_text(), re.S).group(1)
+  block = re.search(r'^ +```python\n(.*?)```', (GUIDES / 'add_a_compressor.md').read_text(), re.S | re.M).group(1)
   names = {'stream': stream, 'jnp': jnp, 'Compressor': Compressor}
   exec(textwrap.dedent('     ' + block.lstrip()), names)
   compressor = names['positive_part'](dense_below=0)
@@ -72,22 +141,14 @@ def test_readme_program():
   block = re.search(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S).group(1)
   done = subprocess.run([sys.executable, '-c', block], capture_output=True, text=True, timeout=300)
   assert done.returncode == 0, done.stderr
-  losses = [float(x) for x in re.findall(r'loss (\S+)', done.stdout)]
-  assert losses[-1] < 0.2 * losses[0], done.stdout
+  assert losses(done.stdout)[-1] < 0.2 * losses(done.stdout)[0], done.stdout
 
 
 @pytest.mark.slow
-def test_readme_program_for_slow_networks(tmp_path):
-  """The last Python block of the README is a whole program, too, for several processes."""
-  block = re.search(r'```python\n(# slow_network.py.*?)```', (ROOT / 'README.md').read_text(), re.S).group(1)
-  (tmp_path / 'slow_network.py').write_text(block.replace(
-      'seconds=20', 'seconds=2').replace("'costs.json'", repr(str(tmp_path / 'costs.json'))))
-  out = io.StringIO()
-  code = launch.launch(['python', str(tmp_path / 'slow_network.py')], 2, timeout=200, output=out,
-                       environment={'PYTHONPATH': str(ROOT)})
-  assert code == 0, out.getvalue()
-  losses = [float(x) for x in re.findall(r'loss ([\d.]+)', out.getvalue())]
-  assert losses[-1] < 0.5 * losses[0], out.getvalue()
+def test_the_program_for_slow_networks(tmp_path):
+  said = in_processes(tmp_path, 'slow_network', 'slow_network', 2, seconds=('seconds=20', 'seconds=2'),
+                      file=("'costs.json'", repr(str(tmp_path / 'costs.json'))))
+  assert falls(said, {}), said
 
 
 def test_the_guide_to_plans(tmp_path, monkeypatch, capsys):
@@ -115,21 +176,13 @@ def test_the_page_on_codecs(capsys):
   assert 0 < float(value) < 0.3 and kept == "{'group1': 1}"
 
 
-def test_plain_sums_of_the_readme_are_made():
-  block = re.search(r'```python\n(import dct_jax\nfrom dct_jax import tables.*?)```', (ROOT / 'README.md').read_text(),
-                    re.S).group(1)
-  made = {}
-  exec(block, made)
-  assert made['exchange'].wanted({'tokens': 3}) == {'words': 3}
-
-
 def test_rows_of_the_document_on_sums_are_trained(tmp_path):
   program = tmp_path / 'rows.py'
   program.write_text(re.search(r'```python\n(.*?)```', (ROOT / 'docs/s2.md').read_text(), re.S).group(1))
   done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, timeout=300,
                         env=os.environ | {'PYTHONPATH': str(ROOT)})
-  losses = [float(x) for x in re.findall(r'loss ([\d.]+)', done.stdout)]
-  assert len(losses) == 50 and np.mean(losses[-5:]) < 0.8 * losses[0], done.stdout + done.stderr
+  found = losses(done.stdout)
+  assert len(found) == 50 and np.mean(found[-5:]) < 0.8 * found[0], done.stdout + done.stderr
 
 
 def test_the_guide_to_averaging(capsys):

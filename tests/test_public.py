@@ -117,7 +117,7 @@ def cells(path):
 def users():
   """Name of a file -> programs in it."""
   files = [p for folder in ('experiments', 'benchmarks', 'configs') for p in (ROOT / folder).rglob('*.py')]
-  texts = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').glob('*.md')]
+  texts = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').rglob('*.md')]
   found = {p: [p.read_text()] for p in files} | {p: blocks(p.read_text()) for p in texts}
   found |= {p: [cells(p)] for p in (ROOT / 'colab').glob('*.ipynb')}
   return {str(p.relative_to(ROOT)): programs for p, programs in sorted(found.items())}

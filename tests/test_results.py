@@ -17,7 +17,7 @@ SPEC.loader.exec_module(render)
 FILES = sorted((ROOT / 'results').glob('*.json'))
 BENCHMARKS = [p for p in FILES if 'benchmarks/' in json.loads(p.read_text())['command']]
 # Pages that still have tables by hand. One that has none any more fails here, and is to be taken off.
-BY_HAND = ('README.md',)
+BY_HAND = ()
 SHOWN = [str(p.relative_to(ROOT)) for p in render.pages()]
 
 
@@ -85,7 +85,19 @@ def test_the_command_is_what_a_user_typed(monkeypatch):
   assert results.running().startswith('python -m dct_jax.netlab')
 
 
+def test_a_cell_is_rendered(file):
+  page = 'pack: <!-- cell small main pack ms -->?<!-- end --> ms'
+  assert render.rendered(page) == 'pack: <!-- cell small main pack ms -->1.5<!-- end --> ms'
+
+
+def test_how_a_table_was_made_fits_a_line(file, monkeypatch):
+  monkeypatch.setitem(file, 'command', 'python benchmarks/small.py ' + '--flag=value ' * 20)
+  found = render.small(render.origin(file))
+  assert max(map(len, found.splitlines())) <= 120 and found.replace('\n', ' ').count('--flag=value') == 20
+
+
 @pytest.mark.parametrize('page, message', [
+    ('<!-- cell small main pack kg --><!-- end -->', "no cell 'pack', 'kg': pack, add"),
     ('<!-- table no main -->\n<!-- end -->', 'there is no'),
     ('<!-- table small no -->\n<!-- end -->', "has no 'no' in its tables: main")])
 def test_what_is_not_there_is_told(file, page, message, monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from dct_jax.models.translation_loss import word_losses
 
 def sampled_softmax(hidden: jax.Array, target_rows: jax.Array, negative_rows: jax.Array, targets: jax.Array,
                     negatives: jax.Array, log_expected: jax.Array) -> jax.Array:
-  """Cross-entropies of words against a few others, float32[*batch].
+  """Cross-entropies of words against a few others, `float32[*batch]`.
 
   The target competes with the negatives alone. A logit is the product of the hidden state and a word's row, minus the
   logarithm of how often the sampler draws that word, of the target as of the others. A negative that is the target
@@ -19,10 +19,10 @@ def sampled_softmax(hidden: jax.Array, target_rows: jax.Array, negative_rows: ja
   least loss is that of the softmax over all words; with all words as negatives it is that softmax.
 
   Args:
-    hidden: float32[*batch, width].
-    target_rows: float32[*batch, width], rows of the targets.
+    hidden: `float32[*batch, width]`.
+    target_rows: `float32[*batch, width]`, rows of the targets.
     negative_rows: float32[n, width], rows of the negatives, which all positions share.
-    targets: int[*batch].
+    targets: `int[*batch]`.
     negatives: int[n], all different.
     log_expected: float32[vocabulary], logarithm of how often a word is among the negatives on average.
 
@@ -42,11 +42,11 @@ def sampled_softmax(hidden: jax.Array, target_rows: jax.Array, negative_rows: ja
 
 
 def full_softmax(hidden: jax.Array, table: jax.Array, targets: jax.Array) -> jax.Array:
-  """Cross-entropies of words against all others, float32[*batch].
+  """Cross-entropies of words against all others, `float32[*batch]`.
 
   Args:
-    hidden: float32[*batch, width].
+    hidden: `float32[*batch, width]`.
     table: float32[vocabulary, width], rows of all words: a table of its own, or the one that inputs are rows of.
-    targets: int[*batch].
+    targets: `int[*batch]`.
   """
   return word_losses(hidden @ table.T, targets)[0]

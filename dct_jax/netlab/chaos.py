@@ -201,7 +201,8 @@ class _Hand:
     return False
 
   def _lines(self):
-    return sum(log.stat().st_size for log in self._place.rglob('metrics.jsonl'))
+    return sum(os.path.getsize(os.path.join(place, 'metrics.jsonl'))
+               for place, _, names in os.walk(self._place) if 'metrics.jsonl' in names)
 
   def _noticed(self):
     self._until(lambda: self._watch.failed is not None)
@@ -253,8 +254,9 @@ class _Hand:
     return f'{time.monotonic() - begin:.1f} s'
 
   def _checkpoints(self):
-    return sorted((path for path in self._place.rglob('checkpoints/*') if path.name.isdigit()),
-                  key=lambda path: path.stat().st_mtime)
+    # Directories come and go meanwhile, which `os.walk` does not mind.
+    return sorted((pathlib.Path(place, name) for place, names, _ in os.walk(self._place) for name in names
+                   if os.path.basename(place) == 'checkpoints' and name.isdigit()), key=lambda path: int(path.name))
 
   def _several_checkpoints(self):
     """A run that has but one, and that one damaged, cannot go on, and should not."""

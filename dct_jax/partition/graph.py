@@ -134,7 +134,7 @@ def train_net(loss: Callable, optimizer: optax.GradientTransformation, params: A
     has_aux: whether `loss` returns more than a number.
 
   Returns:
-    The graph of the function (params, state, *batch) -> (params, state, loss), with `aux` at the end if there is any.
+    The graph of the function `(params, state, *batch) -> (params, state, loss)`, with `aux` at the end if there is any.
 
   Raises:
     ValueError: for a function with effects, a tag inside a loop, or an exchange between devices.

@@ -80,7 +80,7 @@ class Plan:
     return transform(self.graph, self.placement, lambda v: self.estimate.codec.of(self.graph, v), apart=apart)
 
   def simulate(self, *arguments: Any, feedback: Mapping[str, EdgeFeedback] | None = None) -> Any:
-    """Calls the planned function (params, state, *batch) -> (params, state, loss), all nodes in this process.
+    """Calls the planned function `(params, state, *batch) -> (params, state, loss)`, all nodes in this process.
 
     With `feedback`, from the method of that name, what gradients lose in a call goes along with those of the next one.
     """
@@ -143,7 +143,7 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
   """Plans the training of a loss function on the nodes of a group.
 
   Args:
-    loss: (params, *batch) -> a scalar, or a pair of it and anything with `has_aux`.
+    loss: `(params, *batch)` -> a scalar, or a pair of it and anything with `has_aux`.
     optimizer: an optax optimizer.
     params: arrays, or their shapes and types.
     *batch: likewise.
@@ -155,8 +155,8 @@ def plan(loss: Callable, optimizer: optax.GradientTransformation, params: Any, *
     **options: of `plan_graph`.
 
   Returns:
-    A plan of the function (params, state, *batch) -> (params, state, loss). If layers are split, it has the parameters
-    that `Plan.split` gives, and an optimizer's state that was made for those.
+    A plan of the function `(params, state, *batch) -> (params, state, loss)`. If layers are split, it has the
+    parameters that `Plan.split` gives, and an optimizer's state that was made for those.
 
   Examples:
     >>> import jax.numpy as jnp, optax

@@ -30,7 +30,7 @@ def fcs_in(function: Callable, fc: str) -> Callable:
   """The function with products of its FCs in 'int8', or as it is.
 
   Args:
-    function: (params, *batch) -> anything.
+    function: `(params, *batch)` -> anything.
     fc: one of `FCS`.
 
   Examples:

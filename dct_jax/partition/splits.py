@@ -84,7 +84,7 @@ def apply(loss: Callable, params: Any, batch: tuple[Any, ...], choice: Choice) -
   """Splits layers of a loss function.
 
   Args:
-    loss: (params, *batch) -> anything.
+    loss: `(params, *batch)` -> anything.
     params: arrays, or their shapes and types.
     batch: likewise, all other arguments.
     choice: name of a layer -> ('vertical' | 'horizontal' | 'both' | 'rows', number of parts). `find` tells names.

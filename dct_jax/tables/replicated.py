@@ -31,7 +31,7 @@ class ReplicatedRows:
 
   Args:
     wanted: batch -> {table: ids}, where ids are a tree of int arrays of any shapes. Rows come in the same trees,
-      float32[*shape, width]; an id that is no row reads as NaN, which no training goes on with.
+      `float32[*shape, width]`; an id that is no row reads as NaN, which no training goes on with.
     reducers: {table: reducer}.
     axis_name: mapped axis of the workers; None for a single one.
 

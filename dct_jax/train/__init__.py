@@ -26,5 +26,5 @@ __all__ = [
     'Checkpoints', 'MetricsWriter', 'TrainResult', 'accounts', 'check_replicas', 'define_flags', 'flag_values',
     'local_workers', 'make_eval', 'make_predictor', 'make_sectioned_step', 'make_step', 'read_metrics',
     'replicate', 'reshard', 'run', 'shard_batch', 'share_batch', 'start', 'sum_batches',
-    'experiment', 'launch', 'report', 'results',  # modules
+    'experiment', 'launch', 'networks', 'pictures', 'report', 'results',  # modules
 ]

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 def crc(array: Any) -> int:
   """The CRC-32 of an array's bytes."""
-  return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+  return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def seal(notes: Mapping[str, Any]) -> dict[str, Any]:

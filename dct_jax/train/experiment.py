@@ -15,7 +15,7 @@ import jax
 from absl import app, flags, logging
 
 from dct_jax import commands
-from dct_jax.train import checkpoint, claims, distributed, launch, preflight, report, results
+from dct_jax.train import checkpoint, claims, distributed, launch, networks, preflight, report, results
 from dct_jax.train.metrics import read_metrics
 
 flags.disclaim_key_flags()  # what is defined here are flags of the script that asks for them: --help lists them
@@ -32,9 +32,9 @@ _overrides: list[str] = []  # names of the flags that take precedence over the c
 def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, str]]) -> None:
   """Defines the flags of an experiment.
 
-  These are --config, --method, --launch, --restarts, --min_workers, --workdir, --resume, --results, --results_name,
-  those of `distributed`, and flags that take precedence over the configuration: --workers, --steps, --seed and
-  `overrides`.
+  These are --config, --method, --launch, --restarts, --min_workers, --workdir, --resume, --figure_rate, --results,
+  --results_name, those of `distributed`, and flags that take precedence over the configuration: --workers, --steps,
+  --seed and `overrides`.
 
   Args:
     config: path of a file with `get_config(variant)`, which returns a ConfigDict with `workers`.
@@ -51,6 +51,7 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
                        'of them unless given.', lower_bound=1)
   flags.DEFINE_string('workdir', None, 'Directory for logs, checkpoints and figures; a new one unless given.')
   flags.DEFINE_bool('resume', False, 'Whether to go on from the checkpoints in --workdir.')
+  flags.DEFINE_string('figure_rate', '100mbit', 'Rate of links for which the figure has the time that runs would take.')
   flags.DEFINE_string('results', None, 'JSON file that the tables at the end are put into, beside those it has.')
   flags.DEFINE_string('results_name', None, 'Name that these tables have in --results; by default names of their own.')
   for name, (kind, text) in (COMMON | dict(overrides)).items():
@@ -59,7 +60,8 @@ def define_flags(config: str | os.PathLike, overrides: Mapping[str, tuple[type, 
 
 
 def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
-         more: Callable[[report.Histories], str] | None = None) -> Callable:
+         more: Callable[[report.Histories], str] | None = None, curve: str = 'train_loss',
+         predict: Callable | None = None) -> Callable:
   """The function for `app.run`.
 
   Args:
@@ -68,7 +70,13 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     compare: the variants that --method=compare stands for.
     columns: what the table shows of the evaluation, besides bytes.
     more: histories by variant -> another table.
+    curve: what the figure shows of the evaluation.
+    predict: (config, directory of a trained variant, path) -> None; writes what its checkpoint says of the test set
+      to the file that the flag --predict names, which experiments without it do not have.
   """
+  if predict is not None:
+    flags.DEFINE_string('predict', None, 'File for predictions of --workdir\'s checkpoint for the test set; nothing is '
+                        'trained then.')
 
   def run(argv):
     if argv[1:]:
@@ -78,23 +86,30 @@ def main(train_one: Callable, compare: Sequence[str], columns: Sequence[str],
     names = tuple(compare) if FLAGS.method == ['compare'] else tuple(FLAGS.method)
     _go_on(names)
     configs = {name: config_of(name) for name in names}
+    networks.rate_text(FLAGS.figure_rate)
+    predicts = predict is not None and FLAGS.predict
+    if predicts:
+      _check_predict(names)
     workers = configs[names[0]].workers * configs[names[0]].get('stages', 1)
     workdir = pathlib.Path(FLAGS.workdir or _new_directory())
-    _say_beginnings(preflight.place(workdir, names, FLAGS.resume), workdir)
+    _say_beginnings(preflight.place(workdir, names, FLAGS.resume or predicts), workdir)
     if FLAGS.launch == 'processes':
       os.environ.setdefault(results.COMMAND, results.running())
       return _launch(workdir, workers, configs[names[0]].get('stages', 1))
     begin(workers)
+    if predict is not None and FLAGS.predict:
+      predict(configs[names[0]], workdir / names[0], FLAGS.predict)
+      return 0
     if jax.process_index() == 0:
       claims.claim(workdir)
     for name, config in configs.items():
       train_one(config, workdir / name)
     if jax.process_index() == 0:
       runs = {name: read_metrics(workdir / name) for name in names}
-      texts = {'runs': report.table(runs, columns), 'sent': report.sent_table(runs)}
-      show({k: v for k, v in texts.items() if v} | ({'more': more(runs)} if more else {}),
-           sorted({config.seed for config in configs.values()}))
-      report.plot(runs, workdir / 'loss.png')
+      runs, rate, times = _on_networks(runs, configs)
+      texts = {'main': report.table(runs, columns), 'sent': report.sent_table(runs)}
+      show(texts | ({'more': more(runs)} if more else {}) | times, sorted({config.seed for config in configs.values()}))
+      report.plot(runs, workdir / 'loss.png', f'eval/{curve}', curve.replace('_', ' '), rate)
       print(f'figure: {workdir / "loss.png"}')
     return 0
 
@@ -139,6 +154,36 @@ def guarded(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
   return run
 
 
+def _check_predict(names):
+  """Refuses to predict without one trained variant, or to a file that cannot be written."""
+  if len(names) > 1 or not FLAGS.workdir:
+    raise app.UsageError('--predict needs the --workdir of a trained model and one --method')
+  if not preflight.has_checkpoint(pathlib.Path(FLAGS.workdir, names[0])):
+    raise FileNotFoundError(f'--predict: there is no checkpoint of {names[0]} in {FLAGS.workdir}')
+  if not os.access(pathlib.Path(FLAGS.predict).absolute().parent, os.W_OK):
+    raise FileNotFoundError(f'--predict: {FLAGS.predict} is in no directory that can be written to')
+
+
+def _on_networks(runs, configs):
+  """Lines with the times of --figure_rate, that rate, and a table and a sentence of what steps would take.
+
+  Runs without what the model of costs needs are returned as they are, with nothing else.
+  """
+  workers, stages = ({name: configs[name].get(key, 1) for name in runs} for key in ('workers', 'stages'))
+  if jax.process_count() > 1 or max(stages.values()) > 1 or not networks.applies(runs, workers):
+    return runs, None, {}
+  last = list(runs)[-1]
+  said = networks.explained(runs[last][-1], workers[last])
+  timed = {name: networks.timed(lines, workers[name], FLAGS.figure_rate) for name, lines in runs.items()}
+  return timed, FLAGS.figure_rate, {'time': report.lines(networks.table(runs, workers)), 'how': said}
+
+
+def _say_beginnings(names, workdir):
+  """Of what --resume does not resume, on one process."""
+  if FLAGS.resume and names and not distributed.several():
+    print(f'no checkpoint in {workdir} of {", ".join(names)}: begun at step 0', file=sys.stderr)
+
+
 def show(texts: Mapping[str, str], seed: Any = None) -> None:
   """Prints tables, and puts them into the file of --results if there is one.
 
@@ -147,18 +192,12 @@ def show(texts: Mapping[str, str], seed: Any = None) -> None:
     seed: of the runs; one, or several.
   """
   name = FLAGS.results_name
-  for text in texts.values():
+  for text in filter(None, texts.values()):
     print(text)
   if FLAGS.results:
     made = {key: text.made for key, text in texts.items() if isinstance(text, report.TableText)}
     results.add(FLAGS.results, {f'{name}_{key}' if name else key: one for key, one in made.items()}, seed=seed)
     print(f'results: {FLAGS.results}')
-
-
-def _say_beginnings(names, workdir):
-  """Of what --resume does not resume, on one process."""
-  if FLAGS.resume and names and not distributed.several():
-    print(f'no checkpoint in {workdir} of {", ".join(names)}: begun at step 0', file=sys.stderr)
 
 
 def begin(workers: int) -> None:

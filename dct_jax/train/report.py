@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dct_jax.train import results
+from dct_jax.train import networks, pictures, results
 
 Histories = Mapping[str, Sequence[Mapping[str, float]]]  # by the name of the run
 
@@ -53,7 +53,7 @@ def _row(name, last, evaluated):
           f'{sent / steps:,.0f}', f'{sent / 1e6:,.2f}']
 
 
-def sent_table(histories: Histories) -> str:
+def sent_table(histories: Histories) -> str | TableText:
   """What a worker, all of its stages together, has sent of gradients, of rows and of activations; '' if only the first.
 
   Args:
@@ -112,7 +112,7 @@ def activation_table(histories: Histories) -> TableText:
     histories: with `activation_forward_bytes`, `activation_backward_bytes` and `activation_dense_bytes` (of one
       way) in their lines; runs without a cut have zeros, or none of these.
   """
-  rows = [['at the cuts', 'forward B/step', 'backward B/step', 'dense B/step, each', 'compression', 'sent']]
+  rows = [['at the cuts, encoded', 'forward B/step', 'backward B/step', 'dense B/step, each', 'compression', 'sent']]
   for name, lines in histories.items():
     forward, backward, dense = (lines[-1].get(f'activation_{k}_bytes', 0.0) for k in ('forward', 'backward', 'dense'))
     both = f'{2 * dense / (forward + backward):.1f}x' if dense else ''
@@ -127,7 +127,7 @@ def row_table(histories: Histories) -> TableText:
   Args:
     histories: with `row_bytes` in their lines; runs without tables have none.
   """
-  rows = [['in the last step', 'rows B', 'other gradients B']]
+  rows = [['sent in the last step', 'rows B', 'other gradients B']]
   for name, lines in histories.items():
     mine = lines[-1].get('row_bytes')
     rows.append([name, '' if mine is None else f'{mine:,.0f}', f'{lines[-1]["sent_bytes"]:,.0f}'])
@@ -145,30 +145,45 @@ def evaluations(history: Sequence[Mapping[str, float]]) -> dict[str, list[float]
   return {key.removeprefix('eval/'): [line[key] for line in lines] for key in ('step', *names)}
 
 
-def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_loss',
-         label: str = 'training loss') -> None:
-  """Draws a metric against steps and against bytes of gradients that a worker has sent (needs matplotlib).
+def plot(histories: Histories, path: str | os.PathLike, key: str = 'eval/train_loss', label: str = 'training loss',
+         rate: str | None = None) -> None:
+  """Draws a metric against steps, bytes of gradients that a worker has sent, and time on a network.
+
+  It needs matplotlib. The best value that can be expected is drawn in where lines have it: `eval/best_test_loss` for
+  `eval/test_loss`.
 
   Args:
     histories: as `run` or `read_metrics` return them.
     path: of the PNG.
     key: which metric; lines without it are skipped.
     label: of the vertical axis.
+    rate: of the links, as in '100mbit', if lines have the time on such a network (`networks.timed`).
   """
   import matplotlib.figure  # not pyplot: nothing global, no window
 
-  figure = matplotlib.figure.Figure(figsize=(10, 4), layout='constrained', dpi=120)
-  by_step, by_bytes = figure.subplots(1, 2, sharey=True)
-  for name, lines in histories.items():
-    lines = [line for line in lines if line.get(key) is not None]
-    y = [line[key] for line in lines]
-    by_step.plot([line['step'] for line in lines], y, label=name)
-    by_bytes.plot([line['total_sent_bytes'] / 1e6 for line in lines], y, label=name)
-  by_step.set(xlabel='step', ylabel=label, yscale='log')
-  sent = any(lines[-1].get('total_sent_bytes') for lines in histories.values())
-  # One worker alone sends nothing.
-  by_bytes.set(xlabel='MB of gradients sent by a worker', xscale='log' if sent else 'linear')
-  for axis in (by_step, by_bytes):
-    axis.grid(visible=True, which='major', alpha=0.3)
-    axis.legend()
+  sent = any(lines[-1].get('total_sent_bytes') for lines in histories.values())  # one worker alone sends nothing
+  axes = {'step': ('step', 1, 'linear'),
+          'total_sent_bytes': ('MB of gradients sent by a worker', 1e6, 'log' if sent else 'linear')}
+  if rate:
+    axes[networks.KEY] = (f'seconds at {networks.rate_text(rate)}, by the cost model', 1, 'log')
+  figure = matplotlib.figure.Figure(figsize=(1.5 + 4.5 * len(axes), 4), layout='constrained', dpi=120)
+  panels = figure.subplots(1, len(axes), sharey=True)
+  for panel, (column, (name, unit, scale)) in zip(panels, axes.items(), strict=True):
+    for run, lines in histories.items():
+      shown = [line for line in lines if line.get(key) is not None]
+      panel.plot([line[column] / unit for line in shown], [line[key] for line in shown], label=run,
+                 **pictures.points(shown))
+    panel.set(xlabel=name, xscale=scale, yscale='log')
+    panel.grid(visible=True, which='major', alpha=0.3)
+    _draw_best(panel, histories, key.replace('eval/', 'eval/best_'))
+  panels[0].set_ylabel(label)
+  pictures.plain_ticks(*panels)
+  pictures.legend_beside(figure)
   figure.savefig(path)
+
+
+def _draw_best(panel, histories, key):
+  """A line at the best value that can be expected, where it is known."""
+  known = {line[key] for lines in histories.values() for line in lines if line.get(key) is not None}
+  for best in known:
+    panel.axhline(best, linestyle='--', color='gray', label=f'best possible: {best:.3f}')

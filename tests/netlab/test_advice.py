@@ -109,6 +109,7 @@ def test_arguments_that_there_are_not_are_one_line(arguments, capsys):
   assert end.value.code == 2 and said.count('\n') == 1 and 'error: ' in said
 
 
-def test_a_lab_of_no_hosts_is_one_line(capsys):
+def test_a_lab_of_no_hosts_is_one_line(capsys, monkeypatch):
+  monkeypatch.setattr(command, 'end_on_sigterm', lambda: None)  # it would stay for other tests
   assert command.main(['run', '--hosts=0', '--', 'true']) == 2
   assert 'hosts must be between 1 and 250' in capsys.readouterr().err

@@ -1,13 +1,22 @@
 """`experiments/dlrm_criteo.py` and what is built on it from their command lines, for a few steps."""
 
 import json
+import pathlib
 import re
+import runpy
 import threading
 
 import commands
+import numpy as np
+import polars as pl
 import pytest
+from marks import slow
+from scipy import special
+
+from dct_jax import measures
 
 pytest.importorskip('matplotlib')
+predictions = runpy.run_path(str(pathlib.Path(__file__).parents[2] / 'experiments/shared/predictions.py'))
 SMALL = ('--rows=600', '--test_rows=200', '--batch=32', '--evaluated=100', '--evaluate_every=4')
 
 
@@ -38,7 +47,58 @@ def test_forms_are_compared_and_a_run_goes_on_where_it_stopped(tmp_path):
   part = run(*flags, '--steps=4', f'--workdir={tmp_path / "parts"}')
   assert part.returncode == 0, part.stderr
   rest = run(*flags, '--steps=8', f'--workdir={tmp_path / "parts"}', '--resume')
-  assert rest.stdout.replace('parts', 'whole') == done.stdout
+  assert rest.stdout.replace('parts', 'whole').split('ms a step')[0] == done.stdout.split('ms a step')[0]
+
+
+@pytest.fixture
+def criteo(tmp_path):
+  """A small file in Criteo's format, and another one to test on."""
+  rng = np.random.default_rng(0)
+  for name, rows in [('train.txt', 350), ('mine.txt', 101)]:
+    lines = [[rng.integers(2), *rng.integers(0, 9, 13), *(f'{x:08x}' for x in rng.integers(0, 12, 26))]
+             for _ in range(rows)]
+    (tmp_path / name).write_text(''.join('\t'.join(map(str, line)) + '\n' for line in lines))
+  return f'--data={tmp_path / "train.txt"}', f'--cache={tmp_path / "cache"}', f'--workdir={tmp_path / "run"}'
+
+
+@pytest.mark.parametrize('flags', [
+    ('--method=dp',), *slow((('--method=dp', '--placement=replicated'),),
+                            (('--method=hybrid', '--stages=3', '--launch=processes'),))])
+def test_a_file_of_ones_own_is_tested_on_and_predicted(criteo, tmp_path, flags):
+  flags = (*criteo, '--workers=2', '--steps=6', *flags)
+  mine, method = f'--test_data={tmp_path / "mine.txt"}', flags[5].removeprefix('--method=')
+  trained = run(*flags, '--evaluated=100', mine)
+  assert trained.returncode == 0, trained.stderr
+  assert 'the last 14% of the rows of --data are not used' in trained.stdout + trained.stderr
+  labels = np.array([float(line[0]) for line in (tmp_path / 'mine.txt').read_text().splitlines()])
+  done = run(*flags, mine, f'--predict={tmp_path / "mine.csv"}')
+  assert done.returncode == 0 and '101 probabilities, by the checkpoint of step 6' in done.stdout, done.stderr
+  found = pl.read_csv(tmp_path / 'mine.csv')
+  assert found['row'].to_list() == list(range(101))
+  logits = special.logit(found['probability'].to_numpy())
+  told = commands.lines_of(tmp_path / 'run' / method)[-1]
+  assert measures.of_clicks(logits[:100], labels[:100])['auc'] == pytest.approx(told['eval/test_auc'], abs=1e-3)
+  assert np.ptp(logits) > 1e-3
+
+
+@pytest.mark.parametrize('ending, read', [
+    ('.txt', np.loadtxt), ('.csv', lambda path: pl.read_csv(path)['probability'].to_numpy()),
+    ('.parquet', lambda path: pl.read_parquet(path)['probability'].to_numpy())])
+def test_files_of_probabilities(tmp_path, ending, read):
+  wanted = np.random.default_rng(0).random(20).astype(np.float32)
+  predictions['write'](tmp_path / f'p{ending}', wanted, step=3)
+  np.testing.assert_array_equal(np.float32(read(tmp_path / f'p{ending}')), wanted)
+
+
+@pytest.mark.parametrize('flags, message', [
+    (('--predict=p.csv', '--method=dp'), 'needs the --workdir'),
+    (('--predict=p.csv', '--workdir=nowhere'), 'and one --method'),
+    (('--predict=p.csv', '--workdir=nowhere', '--method=dp'), 'no checkpoint of dp in nowhere'),
+])
+def test_what_cannot_be_predicted(flags, message):
+  done = run(*flags)
+  assert done.returncode
+  assert message in done.stdout + done.stderr
 
 
 @pytest.mark.slow

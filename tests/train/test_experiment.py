@@ -34,7 +34,7 @@ def test_compares_and_resumes(tmp_path):
   assert dct.split()[0] == 'dct'
   assert (tmp_path / 'loss.png').stat().st_size > 10_000
   found = json.loads((tmp_path / 'found.json').read_text())
-  assert found['tables']['runs']['rows'][:2] == [dense.split(), dct.split()] and found['seed'] == [0]
+  assert found['tables']['main']['rows'][:2] == [dense.split(), dct.split()] and found['seed'] == [0]
   assert found['command'] == f'python experiments/digits_mlp.py {" ".join(flags)}'
   again = run(*flags, '--resume')
   assert again.stdout == done.stdout  # nothing was left to do

@@ -26,6 +26,8 @@ def test_lines_know_their_table():
   made = results.table(['', 'ms'], [['pack', 1.5], ['addition', '12.25']])
   text = report.lines(made)
   assert text.splitlines() == ['             ms', '    pack    1.5', 'addition  12.25'] and text.made == made
+
+
 def test_what_goes_nowhere_is_not_compressed():
   last = {'step': 2, 'total_encoded_bytes': 20, 'total_dense_bytes': 40, 'total_sent_bytes': 0}
   assert report.table({'run': [last]}, ()).splitlines()[1].split() == ['run', '10', '0', '0.00']

@@ -39,7 +39,8 @@ Encode = Callable[[np.ndarray], np.ndarray]
 
 def prepare(path: str | os.PathLike, cache_dir: str | os.PathLike, *, vocabulary: str = 'frequency',
             min_count: int = 10, buckets: int = 100_000, max_malformed: int = 0,
-            days: Sequence[int] | None = None, test_share: float = 1 / 7, progress: bool = True) -> ClickSets:
+            days: Sequence[int] | None = None, test_share: float = 1 / 7, test: str | os.PathLike = '',
+            progress: bool = True) -> ClickSets:
   """Reads the log, once: later calls with the same file and options open what was kept.
 
   Integers become log(1 + x). Missing values and negative ones count as 0, as in the public DLRM, which sets
@@ -59,6 +60,8 @@ def prepare(path: str | os.PathLike, cache_dir: str | os.PathLike, *, vocabulary
     max_malformed: malformed lines that are skipped, with a warning.
     days: rows of each day, of which the last one is the test set. None takes a share of the rows.
     test_share: of the rows, from the end, without `days`. Kaggle's file holds seven days.
+    test: another file, of whose rows the test set is made instead; values have the ids that they have among the
+      training rows, and rows of the test share are not used. '' without one.
     progress: whether to show bars.
 
   Returns:
@@ -70,22 +73,38 @@ def prepare(path: str | os.PathLike, cache_dir: str | os.PathLike, *, vocabulary
       file's, or a packed file that is damaged.
   """
   _check(vocabulary, min_count, buckets, days, test_share)
-  status, name, cache = os.stat(path), pathlib.Path(path).name, pathlib.Path(cache_dir)
-  source = [VERSION, BLOCK, os.path.abspath(path), status.st_size, status.st_mtime_ns]
-  chosen = [vocabulary, min_count if vocabulary == 'frequency' else buckets, list(days or []), test_share]
+  name, cache, source = pathlib.Path(path).name, pathlib.Path(cache_dir), _identity(path)
+  chosen = [vocabulary, min_count if vocabulary == 'frequency' else buckets, list(days or []), test_share,
+            *(_identity(test) if test else ())]
   unpacked, kept = cache / f'{name}-{_digest(source)}.parts', cache / f'{name}-{_digest(source + chosen)}'
+  tested = cache / f'{name}-{_digest(source + chosen)}.test-parts'
   cache.mkdir(parents=True, exist_ok=True)
   with _locked(cache / f'{name}.lock'):
     if not kept.exists():
       parts, malformed = _read_whole(path, unpacked, max_malformed, progress)
-      rows = sum(len(np.load(part / 'label.npy', mmap_mode='r')) for part in parts)
+      rows = _rows(parts)
       train_rows = _split(path, rows, days, test_share)
-      encoders, sizes = (_frequent(parts, train_rows, min_count, progress) if vocabulary == 'frequency' else
-                         _hashed(parts, buckets))
-      about = {'train_rows': train_rows, 'vocabularies': sizes, **malformed}
-      _assemble(parts, rows, encoders, kept, about, progress)
-      _remove(unpacked)
-  return _open(path, kept, max_malformed)
+      about = {'train_rows': train_rows, 'test_from': rows if test else train_rows, **malformed}
+      if test:
+        more, about['test_malformed'] = _read_whole(test, tested, max_malformed, progress)
+        parts += more
+        if not _rows(more):
+          raise ValueError(f'{test} has no rows to test on')
+      encoders, about['vocabularies'] = (_frequent(parts, train_rows, min_count, progress)
+                                         if vocabulary == 'frequency' else _hashed(parts, buckets))
+      _assemble(parts, _rows(parts), encoders, kept, about, progress)
+      for directory in {part.parent for part in parts}:
+        _remove(directory)
+  return _open(path, test, kept, max_malformed)
+
+
+def _identity(path):
+  status = os.stat(path)
+  return [VERSION, BLOCK, os.path.abspath(path), status.st_size, status.st_mtime_ns]
+
+
+def _rows(parts):
+  return sum(len(np.load(part / 'label.npy', mmap_mode='r')) for part in parts)
 
 
 def _check(vocabulary, min_count, buckets, days, test_share):
@@ -281,15 +300,21 @@ def _create(path, dtype, shape):
   return file
 
 
-def _open(path, kept, max_malformed):
+def _open(path, test, kept, max_malformed):
   about = json.loads((kept / 'about.json').read_text())
+  _check_malformed(path, about, max_malformed)
+  if test:
+    _check_malformed(test, about['test_malformed'], max_malformed)
+  data = Clicks(*(np.load(kept / f'{name}.npy', mmap_mode='r') for name in Clicks._fields))
+  train, tested = (Clicks(*(column[rows] for column in data))
+                   for rows in (slice(about['train_rows']), slice(about.get('test_from', about['train_rows']), None)))
+  return ClickSets(train, tested, tuple(about['vocabularies']), None, 'criteo')
+
+
+def _check_malformed(path, about, max_malformed):
   if about['malformed'] > max_malformed:
     raise ValueError(f'{path} has {about["malformed"]} malformed lines, the first of them is '
                      f'{about["first_malformed"]}, got {max_malformed=}')
   if about['malformed']:
     logging.warning('%s: skipped %d malformed lines, the first of them is %d', path, about['malformed'],
                     about['first_malformed'])
-  data = Clicks(*(np.load(kept / f'{name}.npy', mmap_mode='r') for name in Clicks._fields))
-  train, test = (Clicks(*(column[rows] for column in data))
-                 for rows in (slice(about['train_rows']), slice(about['train_rows'], None)))
-  return ClickSets(train, test, tuple(about['vocabularies']), None, 'criteo')

@@ -17,23 +17,26 @@ TRAIN = {'frappe.train.libfm': 'frappe', 'frappe.validation.libfm': 'frappe-vali
 TEST = 'frappe.test.libfm'
 
 
-def load(directory: str | os.PathLike, cache_dir: str | os.PathLike | None = None) -> ClickSets:
+def load(directory: str | os.PathLike, cache_dir: str | os.PathLike | None = None, *,
+         test: str | os.PathLike = '') -> ClickSets:
   """Reads the training file, or the validation file if there is none, and the test file.
 
   Args:
     directory: with frappe.train.libfm or frappe.validation.libfm, and frappe.test.libfm, plain, .gz or .xz.
     cache_dir: where parsed files are kept; nowhere unless it is given.
+    test: another file to test on; '' takes the directory's own.
 
   Raises:
     ValueError: naming what is missing.
   """
   directory = pathlib.Path(directory)
-  train, test = next(filter(None, (_find(directory, file) for file in TRAIN)), None), _find(directory, TEST)
-  if not train or not test:
+  train = next(filter(None, (_find(directory, file) for file in TRAIN)), None)
+  tested = test or _find(directory, TEST)
+  if not train or not tested:
     raise ValueError(f'there is no {" or ".join(TRAIN)}, or no {TEST} (or they end in neither .gz nor .xz), '
                      f'in {directory}')
   name = next(name for file, name in TRAIN.items() if train.name.startswith(file))
-  return read(train, test, cache_dir=cache_dir)._replace(name=name)
+  return read(train, tested, cache_dir=cache_dir)._replace(name=name)
 
 
 def _find(directory, name):
@@ -56,7 +59,7 @@ def read(train: str | os.PathLike, test: str | os.PathLike, *,
     ValueError: for lines of another form, or a feature that belongs to two fields.
   """
   sets = libsvm.read_libsvm_sets([train, test], cache_dir=cache_dir)
-  fields = int(sets[0].indptr[1]) if len(sets[0].labels) else 0
+  fields = int(sets[0].indptr[1])
   tables = [_table(data, path, fields) for data, path in zip(sets, (train, test), strict=True)]
   distinct = [np.unique(column) for column in np.concatenate(tables).T]
   if len(np.unique(np.concatenate(distinct))) < sum(len(d) for d in distinct):

@@ -39,6 +39,14 @@ def in_order(clicks: Clicks, most: int, multiple: int = 1, batch: int = 8192) ->
   return [take(clicks, slice(a, b)) for a, b in itertools.pairwise(edges)]
 
 
+def padded(clicks: Clicks, multiple: int = 1, batch: int = 8192) -> Iterator[Clicks]:
+  """All rows in batches whose lengths are multiples of a number: the last row fills the last batch up."""
+  rows = len(clicks.label)
+  end, step = -(-rows // multiple) * multiple, max(batch // multiple, 1) * multiple
+  for start in range(0, end, step):
+    yield take(clicks, np.minimum(np.arange(start, min(start + step, end)), rows - 1))
+
+
 def batches(clicks: Clicks, batch: int, seed: int, *, step: int = 0, process: int = 0,
             processes: int = 1) -> Iterator[Clicks]:
   """One process's rows of every step, for ever.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dct_jax.data import text
 from dct_jax.data.images import mnist
 
 SHAPE = (3, 32, 32)  # of an image in the files
@@ -18,12 +19,12 @@ Set = dict[str, np.ndarray]  # 'x': float32[rows, height, width, channels], norm
 
 
 def read_bin(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
-  """Images (bytes, rows x 32 x 32 x 3) and labels of a file, plain, .gz or .xz by the end of its name.
+  """Images (bytes, rows x 32 x 32 x 3) and labels of a file, plain, .gz or .xz.
 
   Raises:
     ValueError: if it does not hold whole rows, or a label is none of ten.
   """
-  data = np.frombuffer(mnist.read_bytes(path), np.uint8)
+  data = np.frombuffer(text.read_bytes(path), np.uint8)
   if not data.size or data.size % ROW:
     raise ValueError(f'{path} should hold rows of {ROW:,} bytes, got {data.size:,}: is it cut off?')
   rows = data.reshape(-1, ROW)
@@ -62,7 +63,7 @@ def _find(directory):
   if not directory.is_dir():
     raise FileNotFoundError(f'there is no directory {directory}')
   found: dict[str, pathlib.Path] = {}
-  for suffix in mnist.OPEN:
+  for suffix in mnist.ENDS:
     for path in directory.glob(f'*.bin{suffix}'):
       found.setdefault(path.name.removesuffix(suffix), path)
   return [found[name] for name in sorted(found)]

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import math
 import os
 import pathlib
-from collections.abc import Callable
 
 import numpy as np
 
 from dct_jax.data import text
 
-OPEN: dict[str, Callable] = {'': open, '.gz': gzip.open, '.xz': lzma.open}
+ENDS = ('', '.gz', '.xz')
 PIXELS = 28 * 28
 Set = dict[str, np.ndarray]  # 'x': float32[rows, 784] in [0, 1]; 'y': int32[rows]
 
 
-def read_bytes(path: str | os.PathLike) -> bytes:
-  """What is in a file, plain, .gz or .xz by the end of its name.
-
-  Raises:
-    ValueError: if a packed file is cut off or broken.
-  """
-  path = pathlib.Path(path)
-  try:
-    with OPEN.get(path.suffix, open)(path, 'rb') as file:
-      return file.read()
-  except text.DAMAGE as error:
-    raise text.DamagedError(f'{path} cannot be unpacked: {error}') from error
-
-
 def read_idx(path: str | os.PathLike) -> np.ndarray:
-  """Reads an idx file of bytes, plain, .gz or .xz by the end of its name.
+  """Reads an idx file of bytes, plain, .gz or .xz.
 
   Raises:
     ValueError: if it is not such a file, or not all there.
   """
-  data = read_bytes(path)
+  data = text.read_bytes(path)
   if len(data) < 4 or data[:3] != b'\0\0\x08':  # 8: unsigned bytes; the next one counts dimensions
     raise ValueError(f'{path} is not an idx file of bytes, it begins with {data[:4]!r}')
   start = 4 + 4 * data[3]
@@ -76,7 +59,7 @@ def _read_set(directory, prefix):
 
 
 def _find(directory, name):
-  for suffix in OPEN:
+  for suffix in ENDS:
     path = directory / (name + suffix)
     if path.exists():
       return path

@@ -17,6 +17,7 @@ from dct_jax.data.linear.csr import Csr, concatenate
 
 __all__ = ['Csr', 'read_libsvm', 'read_libsvm_sets']
 COLON, HASH, SPACE = b':#\x20'
+MOST_FEATURES = 1 << 28  # a weight for each of them takes 1 GiB
 BLANK_COLONS = bytes.maketrans(b':', b' ')
 
 
@@ -26,7 +27,7 @@ def read_libsvm(path: str | os.PathLike, **options: Any) -> Csr:
 
 
 def read_libsvm_sets(paths: Sequence[str | os.PathLike], *, zero_based: bool | None = None,
-                     num_features: int | None = None, max_malformed: int = 0,
+                     num_features: int | None = None, most_features: int = MOST_FEATURES, max_malformed: int = 0,
                      cache_dir: str | os.PathLike | None = None) -> list[Csr]:
   """Reads files that belong together, as a training and a test set do.
 
@@ -38,6 +39,8 @@ def read_libsvm_sets(paths: Sequence[str | os.PathLike], *, zero_based: bool | N
     zero_based: whether the first feature is 0 and not 1; None looks for a feature 0 in any of the files.
       One file alone may not tell: a test set may lack feature 0.
     num_features: entries beyond this are dropped; None takes the largest index of all files.
+    most_features: without `num_features`, how many there may be: a single wrong index would ask for a weight for each
+      one below it.
     max_malformed: malformed lines that are skipped, with a warning, in each file.
     cache_dir: where parsed files are kept as .npz; nothing is kept unless it is given.
 
@@ -46,9 +49,15 @@ def read_libsvm_sets(paths: Sequence[str | os.PathLike], *, zero_based: bool | N
 
   Raises:
     ValueError: for more malformed lines than allowed, naming the first one beyond; for a feature 0 in a
-      file that is said not to have one.
+      file that is said not to have one; for a file without rows, or with more features than allowed.
   """
   sets = [_cached(path, cache_dir, max_malformed) for path in paths]
+  for path, data in zip(paths, sets, strict=True):
+    if not data.labels.size:
+      raise ValueError(f'{path} has no rows')
+    if num_features is None and data.num_features > most_features:
+      raise ValueError(f'{path} has a feature {data.num_features - 1:,}: give {num_features=} to drop those beyond, or '
+                       f'raise {most_features=}')
   zero = any(s.indices.size and s.indices.min() == 0 for s in sets)
   if zero and zero_based is False:
     raise ValueError(f'a feature 0 occurs, got {zero_based=}')

@@ -31,7 +31,7 @@ def read_urls(path: str | os.PathLike, *, num_features: int = NUM_FEATURES,
     A `Csr`; a URL that is too short for any n-gram is an empty row.
 
   Raises:
-    ValueError: for more malformed lines than allowed, or arguments that make no sense.
+    ValueError: for more malformed lines than allowed, a file without rows, or arguments that make no sense.
   """
   if not 1 <= num_features < 2**32 - 1 or not ngrams or min(ngrams) < 1:
     raise ValueError(f'there must be features and n-grams, got {num_features=}, {ngrams=}')
@@ -48,6 +48,8 @@ def read_urls(path: str | os.PathLike, *, num_features: int = NUM_FEATURES,
       elif line.strip():
         bad.add(number, line)
     parts.append(hash_ngrams(urls, num_features, ngrams, binary)._replace(labels=np.array(labels, np.float32)))
+  if not any(part.labels.size for part in parts):
+    raise ValueError(f'{path} has no rows')
   return concatenate(parts)
 
 

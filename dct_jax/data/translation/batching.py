@@ -33,12 +33,14 @@ def batches(pairs: Pairs, buckets: Buckets, seed: int, *, step: int = 0, process
 
   Returns:
     Batches of S source and T target tokens a row, of one of the shapes:
-      source: int32[rows, S].
-      target_in: int32[rows, T], BOS first; what the decoder reads.
-      target_out: int32[rows, T], EOS last; what it shall say.
-      weight: float32[rows, T], rows / (target tokens) of the batch over all processes, and 0 where there is
+
+      * source: int32[rows, S].
+      * target_in: int32[rows, T], BOS first; what the decoder reads.
+      * target_out: int32[rows, T], EOS last; what it shall say.
+      * weight: float32[rows, T], rows / (target tokens) of the batch over all processes, and 0 where there is
         filling: the mean over all rows of sum(weight * loss, axis=1) is the mean loss of a token.
-      seed: uint32[rows], for dropout: a number of seed and step, plus the row's in the whole batch.
+      * seed: uint32[rows], for dropout: a number of seed and step, plus the row's in the whole batch.
+
     Filling is PAD. A row to spare is EOS to BOS, without weight, since attention to nothing at all is NaN.
 
   Raises:

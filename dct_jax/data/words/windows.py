@@ -38,10 +38,12 @@ def batches(text: np.ndarray, workers: int, *, vocabulary: int, rows: int = 20, 
 
   Returns:
     Batches with:
-      tokens: int32[workers * rows, length], what the model reads.
-      targets: int32[workers * rows, length], the words that come next.
-      negatives: int32[workers * negatives], of `log_uniform`, those of the first worker first.
-      seed: uint32[workers], for dropout.
+
+      * tokens: int32[workers * rows, length], what the model reads.
+      * targets: int32[workers * rows, length], the words that come next.
+      * negatives: int32[workers * negatives], of `log_uniform`, those of the first worker first.
+      * seed: uint32[workers], for dropout.
+
     Here workers are those of this process.
 
   Raises:

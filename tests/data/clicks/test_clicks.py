@@ -60,6 +60,13 @@ def test_orders_are_random(seed):
     assert np.mean(a == b) < 0.002
 
 
+@pytest.mark.parametrize('multiple, batch, lengths', [(1, 50, [50, 50, 7]), (4, 50, [48, 48, 12]), (4, 2, [4] * 27)])
+def test_all_rows_in_order_with_the_last_one_again(data, multiple, batch, lengths):
+  found = list(clicks.padded(data, multiple, batch))
+  assert [len(b.label) for b in found] == lengths
+  assert rows_of(found).tolist() == [*range(ROWS), *[ROWS - 1] * (sum(lengths) - ROWS)]
+
+
 def test_seeds(data):
   same, other = rows_of(first(data, 2 * STEPS)), rows_of(first(data, 2 * STEPS, seed=6))
   np.testing.assert_array_equal(rows_of(first(data, 2 * STEPS)), same)
@@ -96,7 +103,7 @@ def test_sets_by_name(tmp_path):
     sets = clicks.load(name, tmp_path, rows=100, test_rows=10)
     assert sets.name == 'synthetic'
     assert (len(sets.train.label), len(sets.test.label)) == (100, 10)
-  with pytest.raises(ValueError, match='data must be'):
+  with pytest.raises(FileNotFoundError, match='no file or directory'):
     clicks.load(str(tmp_path / 'nothing'), tmp_path)
   with pytest.raises(ValueError, match='frappe.test.libfm'):
     clicks.load(str(tmp_path), tmp_path)

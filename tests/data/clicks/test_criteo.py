@@ -86,6 +86,40 @@ def test_by_hash(log):
   assert sets.train.categories.dtype == np.int32
 
 
+@pytest.mark.parametrize('vocabulary', ['frequency', 'hash'])
+def test_another_file_to_test_on(log, tmp_path, vocabulary):
+  (tmp_path / 'mine.tsv').write_bytes(b''.join([line(1, [3], ['', '', '', A]), *ROWS[6:]]))
+  options = {'vocabulary': vocabulary, 'test': tmp_path / 'mine.tsv'}
+  mine, own = prepare(log, test_share=0.25, **options), prepare(log, test_share=0.25, vocabulary=vocabulary)
+  # What is trained with is the same, and so are the ids of values; the fourth category is in the other file alone.
+  for a, b in zip(mine.train, own.train, strict=True):
+    np.testing.assert_array_equal(a, b)
+  for a, b in zip(mine.test, own.test, strict=True):
+    np.testing.assert_array_equal(a[1:], b)
+  assert mine.test.label.tolist() == [1, 1, 0]
+  assert (mine.test.categories.max(axis=0) < mine.vocabularies).all()
+  whole = prepare(log, test_share=0.0, **options)
+  assert len(whole.train.label) == 8 and len(whole.test.label) == 3
+  equal(prepare(log, test_share=0.0, **options), whole)  # from the cache
+  assert not list((tmp_path / 'cache').glob('*parts*'))
+
+
+def test_a_bad_file_to_test_on(log, tmp_path):
+  (tmp_path / 'bad.tsv').write_bytes(ROWS[0] + b'nothing\n')
+  with pytest.raises(ValueError, match=r'bad.tsv, line 2: expected'):
+    prepare(log, test=tmp_path / 'bad.tsv')
+  assert len(prepare(log, test=tmp_path / 'bad.tsv', max_malformed=1).test.label) == 1
+  with pytest.raises(ValueError, match=r'bad.tsv has 1 malformed lines'):
+    prepare(log, test=tmp_path / 'bad.tsv')  # although what is kept exists by now
+  (tmp_path / 'empty.tsv').write_bytes(b'')
+  with pytest.raises(ValueError, match='no rows to test on'):
+    prepare(log, test=tmp_path / 'empty.tsv')
+  with pytest.raises(FileNotFoundError, match=r"no file 'nowhere.tsv' to test on"):
+    clicks.load(str(log), tmp_path / 'cache', test='nowhere.tsv')
+  with pytest.raises(ValueError, match='needs data of its kind'):
+    clicks.load('', tmp_path / 'cache', test=str(log))
+
+
 @pytest.mark.parametrize('change', [
     gzip.compress, lzma.compress, lambda data: data.replace(b'\n', b'\r\n'), lambda data: data[:-1],
     lambda data: b'\n' + data + b'  \n\n', lambda data: data.upper()],

@@ -38,9 +38,17 @@ def test_the_training_file_comes_first(tmp_path):
   assert (sets.name, len(sets.train.label)) == ('frappe', 8)
 
 
+def test_another_file_to_test_on(tmp_path):
+  own = frappe.load(write(tmp_path))
+  (tmp_path / 'mine').write_bytes(b'1 2:1 3:1 9:1\n')
+  mine = clicks.load(str(tmp_path), tmp_path / 'cache', test=str(tmp_path / 'mine'))
+  np.testing.assert_array_equal(mine.train.categories, own.train.categories)
+  assert mine.test.categories.tolist() == [[0, 2, 2]] and mine.test.label.tolist() == [1]
+
+
 @pytest.mark.parametrize(('train', 'test', 'message'), [
     (TRAIN + b'1 0:1 4:1\n', TEST, 'as many features as the first one, 3, .* row 5'),
-    (TRAIN, b'1 0:1\n', 'row 1'), (b'', TEST, 'and some'), (TRAIN, b'1 4:1 5:1 9:1\n', 'same position'),
+    (TRAIN, b'1 0:1\n', 'row 1'), (b'', TEST, 'has no rows'), (TRAIN, b'1 4:1 5:1 9:1\n', 'same position'),
     (TRAIN, b'1 0:1 4:2 9:1\n', 'values must be 1'), (TRAIN, b'0 0:1 4:1 9:1\n', 'labels')])
 def test_other_forms_are_refused(tmp_path, train, test, message):
   with pytest.raises(ValueError, match=message):

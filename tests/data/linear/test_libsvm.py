@@ -81,9 +81,18 @@ def test_the_first_line_beyond_the_limit_is_named(tmp_path):
 @pytest.mark.parametrize('content', [b'', b'\n\n', b'# nothing\n'])
 def test_empty(tmp_path, content):
   (tmp_path / 'a').write_bytes(content)
-  data = read_libsvm(tmp_path / 'a', num_features=3)
-  assert data.indptr.tolist() == [0]
-  assert data.num_features == 3
+  with pytest.raises(ValueError, match='a has no rows'):
+    read_libsvm(tmp_path / 'a', num_features=3)
+
+
+def test_features_have_a_bound(tmp_path):
+  """One wrong digit does not ask for a weight for every number below it."""
+  path = tmp_path / 'a'
+  path.write_text('1 1:1 4294967294:1\n')
+  with pytest.raises(ValueError, match=r'a has a feature 4,294,967,294: .*num_features.*most_features=268435456'):
+    read_libsvm(path)
+  assert read_libsvm(path, num_features=9).indices.tolist() == [0]
+  assert read_libsvm(path, most_features=2**32).num_features == 4294967294
 
 
 def test_cache(tmp_path):
