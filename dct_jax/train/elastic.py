@@ -92,7 +92,7 @@ class Roster:
   def _is_reachable(self, worker, now):
     if self._reachable(worker):
       return True
-    self._leave_alone(worker, now)
+    self._away[worker] = now + self._retry  # to ask costs nobody anything, so that there is no need to ask less often
     return False
 
   def _leave_alone(self, worker, now):
