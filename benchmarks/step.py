@@ -44,7 +44,7 @@ TORCH = flags.DEFINE_bool('torch', True, "Whether to time PyTorch's DDP as well,
 WORKER = flags.DEFINE_bool('worker', False, 'Internal: this is one of the processes.')
 train.define_flags()
 
-LOSS_BYTES = 16 + 96 + 4  # a frame with one number: the mean of the loss travels beside the gradient
+LOSS_BYTES = 28 + 96 + 4  # a frame with one number: the mean of the loss travels beside the gradient
 BOTTOM, TOP = (13, 512, 256, 64, 16), (367, 512, 256, 128, 1)
 
 

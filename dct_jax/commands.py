@@ -33,7 +33,7 @@ def attempt(name: str, action: Callable[[], Any], wrong: tuple[type[Exception], 
   except wrong as error:
     if os.environ.get(TRACEBACK):
       traceback.print_exc()
-    say(name, error)
+    say(name, '; '.join([str(error), *getattr(error, '__notes__', ())]))
     return WRONG
   except KeyboardInterrupt as interrupt:
     if not interrupt.args:  # else it has said itself what it came to

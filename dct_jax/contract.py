@@ -75,6 +75,7 @@ class Room(NamedTuple):
   live: jax.Array | int  # uint32: 0 drops the layers (they were not finite) and sends nothing
   capacity: int  # static length of the buffer, at least the smallest message
   worker: jax.Array | int = 0  # uint32: who this is, for random choices that should differ
+  group: Any = 0  # uint32: which of several groups of layers this is, equal on all workers; for the same
 
 
 class Size(NamedTuple):
@@ -181,6 +182,8 @@ class Compressor(NamedTuple):
       them up on the way; None when they are something else.
     exact: whether what is read of a message is what was given, all of it.
     conserves: `BITS`, `ROUNDING`, `TOGETHER` or `NOTHING`.
+    of_group: (group, static) -> this compressor for one of several groups of layers, where random choices are made
+      without a room: by `init`, or by `decompress` because all workers make the same ones.
   """
 
   init: Callable[[Layers], Any]
@@ -194,6 +197,7 @@ class Compressor(NamedTuple):
   exact: bool = False
   rounds: Rounds | None = None
   conserves: str = BITS
+  of_group: Callable[[int], Compressor] | None = None
 
   @property
   def summed(self) -> bool:
@@ -221,6 +225,7 @@ class Stats(NamedTuple):
   nonfinite: jax.Array  # gradients that were not finite, counted by worker and step
   corrupt: jax.Array  # messages that failed their checks
   drained: jax.Array  # entries of residuals that were forgotten, averaged over workers
+  refused: jax.Array  # of `nonfinite`, what `nonfinite='raise'` says: the loop raises for it, and for `corrupt`
 
 
 class Reduced(NamedTuple):

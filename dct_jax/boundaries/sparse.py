@@ -27,7 +27,7 @@ def sparse_boundary(x: jax.Array, sparsity: float, *, value_codec: str = 'float3
   as what they are, but for int8, where all of a row that has a NaN arrives as NaN.
 
   Args:
-    x: float32[..., d].
+    x: float32, bfloat16 or float16 [..., d]; the result and the gradient have its type.
     sparsity: share of a row that stays behind, in [0, 1]; 0 lets everything pass as it is.
     value_codec: how values cross, both ways: 'float32', 'float16' (gradients with a scale for all of them) or
       'int8' (with one scale a row).
@@ -96,19 +96,21 @@ def crossing_bytes(mask: jax.Array, value_codec: str = 'float32') -> tuple[jax.A
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _boundary(x, tau, sparsity, value_codec, masks):
-  return widen(*narrow_activation(jnp.where(row_mask(x, tau), x, 0), value_codec))
+  return _forward(x, tau, sparsity, value_codec, masks)[0]
 
 
 def _forward(x, tau, sparsity, value_codec, masks):
   mask = row_mask(x, tau)
-  return widen(*narrow_activation(jnp.where(mask, x, 0), value_codec)), (mask, tau)
+  kept = jnp.where(mask, x, 0).astype(jnp.float32)
+  return widen(*narrow_activation(kept, value_codec)).astype(x.dtype), (mask, tau)
 
 
 def _backward(sparsity, value_codec, masks, kept, gradient):
   mask, tau = kept
   if masks == 'apart':
     mask = row_mask(gradient, row_threshold(gradient, sparsity))
-  return widen(*narrow_gradient(jnp.where(mask, gradient, 0), value_codec)), jnp.zeros_like(tau)
+  kept = jnp.where(mask, gradient, 0).astype(jnp.float32)
+  return widen(*narrow_gradient(kept, value_codec)).astype(gradient.dtype), jnp.zeros_like(tau)
 
 
 _boundary.defvjp(_forward, _backward)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from dct_jax import axes
 from dct_jax.contract import Room, Size
 from dct_jax.transport import Transport
+from dct_jax.wire.exchanges import FRAME_BYTES
 
-FRAME_HEAD = 16  # bytes that a transport puts before a message
-STREAM_HEAD = 112  # and before each frame of a stream or vector, which also says what it is
+FRAME_HEAD = FRAME_BYTES  # bytes that a transport puts around a message
+STREAM_HEAD = FRAME_BYTES + 96  # and around a stream or vector, which also says what it is
 
 
 def whole_message(state: Any, size: Size, workers: int) -> Room:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dct_jax import axes
 from dct_jax.collectives import ladder
@@ -22,18 +23,22 @@ class AllGatherState(NamedTuple):
   wanted: jax.Array  # uint32: words of the longest message wanted in the last step
 
 
-def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Transport | None = None,
-               decode: Callable | None = None) -> Collective:
+def all_gather(rungs: int = 16, dense_fallback: bool | None = None, *, agree: bool = False,
+               transport: Transport | None = None, decode: Callable | None = None) -> Collective:
   """One all-gather a step, of as many words as the last step's messages wanted.
 
   All workers know all headers of the last step, so that choosing a capacity costs no round trip. What
-  does not fit stays in the residual for a step. When messages would be larger than a dense exchange, the
-  dense exchange happens: residuals are summed by `psum` and cleared. Without error feedback the layers
-  are, and what overflows a rung in between is lost (and counted).
+  does not fit stays in the residual for a step, as large a share of every layer. When messages would be larger than
+  a dense exchange, the dense exchange happens: residuals are summed by `psum` and cleared. Without error feedback the
+  layers are, and what overflows a rung in between is lost (and counted).
 
   Args:
     rungs: how many capacities to compile; a transport needs but one.
-    dense_fallback: whether the dense exchange is the last rung.
+    dense_fallback: whether the dense exchange is the last rung; it is unless `agree`.
+    agree: one number, the length of the longest message of this step, is agreed upon before the exchange, in a
+      collective of four bytes (a `pmax`). Nothing ever overflows then, whatever it costs, and what is selected is
+      what travels: with `dct_threshold`, DCT's Algorithm 1 to the letter. A transport needs no such number, since its
+      messages have lengths of their own.
     transport: from `dct_jax.connect`; messages then travel as long as they are, on connections of their
       own. Without one they travel through XLA, padded to a rung.
     decode: (compressor, gathered messages, layers, state) -> Unpacked; `compressor.decompress` unless given.
@@ -43,13 +48,18 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Trans
   """
   if rungs < 1:
     raise ValueError(f'rungs must be at least 1, got {rungs=}')
+  if agree and dense_fallback:
+    raise ValueError('agree=True sends what is selected and nothing else: dense_fallback=True, which sends everything '
+                     'that is pending, cannot go with it')
+  fall_back = not agree if dense_fallback is None else dense_fallback
   rungs = rungs if transport is None else 1
+  agreed = agree and transport is None
   channel = None if transport is None else transport.open()
   decode = decode or (lambda compressor, *args: compressor.decompress(*args))
 
   def plan(size, workers):
     """The ladder, and whether the dense exchange is the rung above it."""
-    fallback = dense_fallback and workers > 1
+    fallback = fall_back and workers > 1
     return ladder.rungs(size, workers, rungs, fallback), fallback
 
   def init(size):
@@ -57,9 +67,12 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Trans
 
   def room(state, size, workers):
     steps, fallback = plan(size, workers)
+    capacity = max((*steps, size.smallest))
+    if agreed:
+      return Room(words=jnp.uint32(capacity), live=1, capacity=capacity)
     rung = ladder.choose(steps, state.wanted, fallback, size.largest)
     words = jnp.array((*steps, 0), jnp.uint32)[rung]
-    return Room(words=words, live=1, capacity=max((*steps, size.smallest)))
+    return Room(words=words, live=1, capacity=capacity)
 
   def reduce(compressor, layers, packed, old_state, state, room, axis_name):
     workers = axes.axis_size(axis_name)
@@ -67,11 +80,14 @@ def all_gather(rungs: int = 16, dense_fallback: bool = True, *, transport: Trans
     steps, fallback = plan(size, workers)
     gather = lambda part: _gather(part, axis_name, transport, channel, state.wanted)
     read = lambda gathered: decode(compressor, gathered, layers, old_state)
+    wanted = _longest(packed.message, axis_name) if agreed else state.wanted
     branches = [_sparse(w, packed.message, gather, read, axis_name, channel is not None) for w in steps]
     if fallback:
       branches.append(_dense(layers, packed, room, axis_name))
-    rung = ladder.choose(steps, state.wanted, fallback, size.largest)
+    rung = ladder.first_holding(steps, wanted) if agreed else ladder.choose(steps, wanted, fallback, size.largest)
     exchanged = ladder.take(rung, branches)
+    if agreed and workers > 1:
+      exchanged = exchanged._replace(moved=exchanged.moved + 4, sent=exchanged.sent + as_bytes(8 * (workers - 1)))
     return _reduced(exchanged, (rung == len(steps)) & fallback, state, layers)
 
   def check(compressor):
@@ -90,6 +106,12 @@ class _Exchanged(NamedTuple):
   encoded: jax.Array  # uint32[workers]: words
   moved: jax.Array  # uint32: bytes
   sent: jax.Array  # uint32: bytes
+
+
+def _longest(message, axis_name):
+  """Words of the longest message of this step."""
+  length = header.read_headers(message).length
+  return length if axis_name is None else lax.pmax(length, axis_name)
 
 
 def _gather(part, axis_name, transport, channel, wanted):

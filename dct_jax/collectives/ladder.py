@@ -56,9 +56,9 @@ def choose(ladder: tuple[int, ...], wanted: jax.Array, dense_fallback: bool, lar
   return jnp.minimum(first_holding(ladder, enough), last)
 
 
-def first_holding(steps: Sequence[int], wanted: jax.Array) -> jax.Array:
+def first_holding(steps: Sequence[int] | jax.Array, wanted: jax.Array) -> jax.Array:
   """The first of some increasing lengths that is at least `wanted`; their number where none is."""
-  return jnp.sum(jnp.array(steps, jnp.uint32) < wanted, dtype=jnp.int32)
+  return jnp.sum(jnp.asarray(steps, jnp.uint32) < wanted, dtype=jnp.int32)
 
 
 def take(rung: jax.Array, branches: Sequence[Callable[[], Any]]) -> Any:

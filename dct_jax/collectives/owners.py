@@ -38,6 +38,7 @@ class Arrived(NamedTuple):
   unpacked: Unpacked  # the sum over workers
   heads: header.Header
   own_words: jax.Array  # of the message to itself, which no network carries
+  wanted: jax.Array  # words that the exchange had room for, at least; equal on all workers
 
 
 class Answers(NamedTuple):
@@ -51,6 +52,11 @@ class Answers(NamedTuple):
   pull: Receipt
   state: OwnersState
 
+  @property
+  def called_off(self) -> jax.Array:
+    """Whether the step does not count: a gradient was not finite, or a message corrupt."""
+    return self.nonfinite + self.corrupt > 0
+
 
 class Owners:
   """The two exchanges of one axis.
@@ -59,12 +65,15 @@ class Owners:
     axis_name: of the workers, each of which owns a slice; None for a single one.
     rungs: capacities to compile for each exchange; a transport needs but one.
     transport: from `dct_jax.connect`; messages then travel as long as they are.
+    agree: lengths are agreed upon before each exchange, by a `pmax`, instead of being those of the last step.
   """
 
-  def __init__(self, axis_name: axes.AxisName | None, rungs: int = 12, transport: Transport | None = None):
+  def __init__(self, axis_name: axes.AxisName | None, rungs: int = 12, transport: Transport | None = None,
+               agree: bool = False):
     if rungs < 1:
       raise ValueError(f'rungs must be at least 1, got {rungs=}')
     self.axis_name, self.transport = axis_name, transport
+    self.agree = agree and transport is None
     self.rungs = rungs if transport is None else 1
     self.channels = (0, 0) if transport is None else (transport.open(), transport.open())
 
@@ -74,8 +83,20 @@ class Owners:
   def room(self, wanted: jax.Array, size: Size, workers: int) -> Room:
     """For one message, of either exchange."""
     steps = ladder.rungs(size, workers, self.rungs, False)
-    words = jnp.array(steps, jnp.uint32)[ladder.choose(steps, wanted, False, size.largest)]
+    words = jnp.uint32(max(steps)) if self.agree else jnp.array(steps, jnp.uint32)[self._rung(steps, wanted, size)]
     return Room(words=words, live=1, capacity=max(steps))
+
+  def _rung(self, steps, wanted, size):
+    if self.agree:  # what is agreed upon is enough
+      return jnp.minimum(ladder.first_holding(steps, wanted), len(steps) - 1)
+    return ladder.choose(steps, wanted, False, size.largest)
+
+  def _length(self, messages, before):
+    """Words that the longest message has, or had in the step before."""
+    if not self.agree:
+      return before
+    length = jnp.max(header.read_headers(messages).length)
+    return length if self.axis_name is None else lax.pmax(length, self.axis_name)
 
   def push(self, messages: jax.Array, read: Callable[[jax.Array], Unpacked], state: OwnersState,
            size: Size) -> Arrived:
@@ -92,8 +113,10 @@ class Owners:
         arrived = axes.vary_as(scatter_messages(part, self.channels[0]), (messages,))
       return read(arrived), header.read_headers(arrived)
 
-    unpacked, heads = self._on_a_rung(carry, state.push, size, messages.shape[0])
-    return Arrived(unpacked, heads, header.read_headers(messages).length[axes.worker(self.axis_name)])
+    wanted = self._length(messages, state.push)
+    unpacked, heads = self._on_a_rung(carry, wanted, size, messages.shape[0])
+    own = header.read_headers(messages).length[axes.worker(self.axis_name)]
+    return Arrived(unpacked, heads, own, wanted)
 
   def pull(self, message: jax.Array, read: Callable[[jax.Array], Unpacked], arrived: Arrived,
            state: OwnersState, push_size: Size, size: Size) -> Answers:
@@ -112,37 +135,41 @@ class Owners:
       return unpacked, gathered[:, :NOTE], header.read_headers(gathered[:, NOTE:])
 
     workers = axes.axis_size(self.axis_name)
-    unpacked, notes, heads = self._on_a_rung(carry, state.pull, size, workers)
-    return self._answers(unpacked, notes, heads, state, push_size, size, workers)
+    wanted = self._length(message, state.pull)
+    unpacked, notes, heads = self._on_a_rung(carry, wanted, size, workers)
+    lengths = OwnersState(arrived.wanted, wanted)
+    return self._answers(unpacked, notes, heads, state, lengths, push_size, size, workers)
 
   def _on_a_rung(self, carry, wanted, size, workers):
     steps = ladder.rungs(size, workers, self.rungs, False)
     branches = [lambda w=w: carry(w) for w in steps]
-    rung = ladder.choose(steps, wanted, False, size.largest)
-    return ladder.take(rung, branches)
+    return ladder.take(self._rung(steps, wanted, size), branches)
 
-  def _answers(self, unpacked, notes, heads, state, push_size, size, workers) -> Answers:
+  def _answers(self, unpacked, notes, heads, state, lengths, push_size, size, workers) -> Answers:
     wanted, _, corrupt, nonfinite, words, missing, entries, own = notes.T
     bad = unpacked.intact.reshape(-1) == 0
     every = lambda x: jnp.sum(x, dtype=jnp.uint32)
     pushed, pulled = mean_words(words), mean_words(heads.length) + NOTE
-    push = self._receipt(pushed, pushed - mean_words(own), mean_words(missing), entries, state.push, push_size,
+    push = self._receipt(pushed, pushed - mean_words(own), mean_words(missing), entries, lengths.push, push_size,
                          workers, workers)
     pull = self._receipt(pulled, pulled * (workers - 1), mean_words(heads.missing), unpacked.entries,
-                         state.pull, size, workers, 1)
+                         lengths.pull, size, workers, 1)
     unsound = every(heads.nonfinite)
-    called_off = nonfinite[0] > 0  # such a step says nothing about the next one
+    failed = every(corrupt) + every(bad)
+    called_off = nonfinite[0] + failed > 0  # such a step says nothing about the next one
     new = OwnersState(jnp.where(called_off, state.push, jnp.max(wanted)),
                       jnp.where(called_off | (unsound > 0), state.pull, jnp.max(heads.wanted)))
-    return Answers(unpacked.layers, nonfinite[0], unsound, every(corrupt) + every(bad), push, pull, new)
+    return Answers(unpacked.layers, nonfinite[0], unsound, failed, push, pull, new)
 
   def _receipt(self, encoded, crossing, missing, entries, wanted, size, workers, messages) -> Receipt:
     """Of one worker, in words, means of all of them; `messages` are how many it puts in."""
     if self.transport is not None or self.axis_name is None:
       moved, sent = 4 * encoded, 4 * crossing + as_bytes(FRAME_HEAD * (workers - 1))
     else:
-      words = self.room(wanted, size, workers).words + jnp.uint32(NOTE if messages == 1 else 0)
-      moved, sent = 4 * words * messages, 4 * words * (workers - 1)
+      steps = jnp.array(ladder.rungs(size, workers, self.rungs, False), jnp.uint32)
+      words = steps[self._rung(steps, wanted, size)] + jnp.uint32(NOTE if messages == 1 else 0)
+      agreed = as_bytes(4 if self.agree else 0)
+      moved, sent = 4 * words * messages + agreed, 4 * words * (workers - 1) + agreed * (workers - 1)
     if workers == 1:
       sent = jnp.uint32(0)
     # Pushes are of all entries, an answer of a worker's own slice: either way all entries count once.

@@ -23,7 +23,8 @@ from dct_jax.collectives.blocks import Blocks, union_of
 from dct_jax.collectives.parts import Summation, or_parts, or_with_notes, traffic
 from dct_jax.collectives.union_sum import Total
 from dct_jax.contract import ADD_F32, ADD_U32, MAX_U32, Collective, Part
-from dct_jax.kernels import bit_packing, bitmaps, hashing
+from dct_jax.kernels import bit_packing, bitmaps, choices, hashing
+from dct_jax.kernels.choices import Purpose
 from dct_jax.transport import Transport
 
 VALUES = ('float32', 'int16')
@@ -57,7 +58,7 @@ class Sketch(NamedTuple):
     rows: of the sketch, each with its own hash function; estimates are the median over them.
     of: 'worker' or 'union', whose entries `lam` counts.
     values: 'float32', or 'int16' for numbers of half the length, rounded at random to a common scale.
-    seed: of the hash functions.
+    seed: of the hash functions; a number, or a uint32.
     rungs: lengths of sketches to compile.
   """
 
@@ -65,7 +66,7 @@ class Sketch(NamedTuple):
   rows: int = 1
   of: str = 'worker'
   values: str = 'float32'
-  seed: int = 0
+  seed: Any = 0
   rungs: int = 16
 
   def check(self) -> Sketch:
@@ -160,7 +161,8 @@ def _sum(table, rest, sketch, step, add, axis_name):
   scale_parts = (Part(MAX_U32, 1),)  # magnitudes order like the integers that they look like
   scale = floats_of(add(words_of(jnp.max(jnp.abs(table))).reshape(1), scale_parts, axis_name))[0]
   fields = _to_fields(table, scale, workers, hashing.noise(
-      hashing.mix(u32(step) + axes.worker(axis_name) * u32(hashing.GOLDEN)), jnp.arange(table.size, dtype=jnp.uint32)))
+      choices.seed_of(Purpose.ROUND_SKETCH, sketch.seed, 0, step, axes.worker(axis_name)),
+      jnp.arange(table.size, dtype=jnp.uint32)))
   parts = (Part(ADD_U32, fields.size), Part(ADD_F32, rest.size))
   total = add(jnp.concatenate([fields, words_of(rest)]), parts, axis_name)
   read = lambda words, terms: _of_fields(words, scale, workers, table.size, terms)
@@ -207,7 +209,7 @@ def s2(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 'float32'
     feed_back: ours. The sketch's own error goes to the residual, too, and estimates are shrunk by
       lambda / (1 + lambda) of the union. For one row.
     shrink: False is refused with `feed_back`, and only there to be asked for.
-    seed: of the hash functions.
+    seed: of the hash functions, which differ between groups of layers and steps.
     rungs: lengths of sketches to compile.
     transport: from `dct_jax.connect`; without one sums go through XLA.
 
@@ -243,12 +245,12 @@ def s2(lam: float, rows: int = 1, *, of: str = 'worker', values: str = 'float32'
   add = Summation(transport)
 
   def reduce(compressor, layers, packed, old_state, state, room, axis_name):
-    del room
     own = stream_blocks.read(compressor, packed.message, layers, old_state)
     size = compressor.size(layers)
+    here = sketch._replace(seed=choices.seed_of(Purpose.SKETCH, seed, room.group))
     times = axes.axis_size(axis_name) if of == 'union' else 1  # workers may have nothing in common
     steps = sketch.lengths(size.nominal, own.blocks.units.size, times)
-    total, new, fed = sum_sketched(own.blocks, own.rest, own.notes, sketch, steps, state, add, axis_name,
+    total, new, fed = sum_sketched(own.blocks, own.rest, own.notes, here, steps, state, add, axis_name,
                                    _feed_back(own.blocks) if feed_back else None)
     if fed is None:
       return stream_blocks.reduced(own, total, compressor, layers, new)

@@ -18,6 +18,8 @@ from dct_jax.collectives.algorithms import check_algorithm, number
 from dct_jax.collectives.all_gather import all_gather
 from dct_jax.collectives.costs import Costs, Instance, cheapest
 from dct_jax.contract import Collective, Receipt, Reduced, Room, Unpacked
+from dct_jax.kernels import choices
+from dct_jax.kernels.choices import Purpose
 from dct_jax.transport import Transport, is_bulk, reduce_messages, start_messages, wait_messages
 from dct_jax.wire.exchanges import DELTA, Algorithm, Settings
 
@@ -107,7 +109,8 @@ def sparse_all_reduce(algorithm: str = 'auto', transport: Transport | None = Non
     sparse, dense = layout.split(pending)
     chosen = choose(state, compressor.size(layers), transport.size)
     return (packed.message, (*sparse, *dense), channel, settings), {
-        'algorithm': chosen, 'seed': state.step, 'bulk': is_bulk(state.wanted), 'pending': (*sparse, *dense),
+        'algorithm': chosen, 'seed': choices.seed_of(Purpose.ROUND_SUM, 0, room.group, state.step),
+        'bulk': is_bulk(state.wanted), 'pending': (*sparse, *dense),
         'dense_layers': len(dense), 'unit': compressor.stream.unit,
         'value_codec': compressor.stream.value_codec}
 

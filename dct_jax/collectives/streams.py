@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dct_jax import axes
-from dct_jax.arrays import Stream
+from dct_jax import axes, kernels
+from dct_jax.arrays import Stream, words_of
 from dct_jax.collectives.accounts import check_size
 from dct_jax.collectives.algorithms import ALGORITHMS, DENSE_RESULTS, check_algorithm, check_op, number
 from dct_jax.collectives.costs import Costs, Instance, predict, random_union
+from dct_jax.kernels import hashing
 from dct_jax.transport import Transport, reduce_stream
 from dct_jax.wire.exchanges import DELTA, Op, Settings
 
@@ -33,7 +34,8 @@ class Exchange:
     op: 'sum', 'max', 'min', 'product', or 'or' (of uint32); absent coordinates are neutral.
     index_codec: as for `sparse_all_reduce`.
     delta: likewise.
-    bits: of QSGD in the second half of 'dsar'; float32 sums only.
+    bits: of QSGD in the second half of 'dsar'; float32 sums only. Random rounding differs with and without a
+      transport.
     costs: measured by `dct_jax.netlab.calibrate`; needed for 'auto' with a transport.
   """
 
@@ -60,15 +62,27 @@ class Exchange:
     dense = algorithm in DENSE_RESULTS
     capacity = None if dense else min(workers * stream.indices.size, self.size)
     if self._transport is None or self._channel is None:
-      return _portable(stream, self.size, self.op, capacity, self.axis_name)
+      total, sent = _portable(stream, self.size, self.op, capacity, self.axis_name)
+      return self._rounded(total) if algorithm == 'dsar' else total, sent
     check_size(self._transport, self.axis_name)
     indices, values = stream.indices, stream.values
     if algorithm == 'dense':
       values = scatter(stream, self.size, self.op)
       indices = jnp.zeros(0, jnp.uint32)
     info, out = reduce_stream(indices, values, stream.count, self.size, self._channel, self._settings,
-                              algorithm=number(algorithm), op=Op[self.op.upper()], capacity=capacity)
+                              algorithm=number(algorithm), op=Op[self.op.upper()], capacity=capacity,
+                              seed=self._seed(values))
     return (out if dense else Stream(out[0], out[1], info[0])), info[1]
+
+  def _seed(self, values):
+    """Of random rounding. An exchange has no state: other values round otherwise."""
+    return hashing.checksum(words_of(values), values.size, skip=None) if self._settings.bits else 0
+
+  def _rounded(self, total):
+    """What arrives of a sum in the second half of 'dsar'."""
+    if not self._settings.bits:
+      return total
+    return kernels.qsgd_round_trip(total, self._settings.bits, self._settings.bucket, seed=self._seed(total))
 
   def chosen(self, capacity: int, workers: int) -> str:
     """The algorithm for streams of some capacity."""

@@ -53,7 +53,7 @@ def block_top_k(
                           capacity=quota.most)
     mine = jnp.arange(quota.most) < chosen.sent
     index = jnp.where(mine, chosen.indices, 0)
-    selected = stream.pick(units, residual, index, chosen.wanted, quota, value_codec)
+    selected = stream.pick(units, residual, index, chosen.sent, quota, value_codec, wanted=chosen.wanted)
     return selected, TopKState(state.step + 1)
 
   def nominal(layers):

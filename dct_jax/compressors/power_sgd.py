@@ -11,6 +11,8 @@ from jax import lax
 from dct_jax import arrays, state
 from dct_jax.compressors import linear
 from dct_jax.contract import ADD_F32, TOGETHER, Compressor, Layers, Part, Round, Rounds, Size
+from dct_jax.kernels import choices
+from dct_jax.kernels.choices import Purpose
 from dct_jax.wire.layout import Layout
 
 DEPENDENT = 1e-5  # of a column's length: what is left of it beside others is rounding
@@ -51,7 +53,7 @@ def power_sgd(rank: int = 2, *, seed: int = 0) -> Compressor:
 
   Args:
     rank: columns of the factors.
-    seed: of the first right factors.
+    seed: of the first right factors, which differ between groups of layers.
 
   Returns:
     A `Compressor` for `psum`. Wrap it with `error_feedback`.
@@ -70,13 +72,17 @@ def power_sgd(rank: int = 2, *, seed: int = 0) -> Compressor:
   """
   if rank < 1 or int(rank) != rank:
     raise ValueError(f'rank must be a whole number of at least 1, got {rank=}')
-  rank = int(rank)
+  return _of_group(int(rank), seed, 0)
+
+
+def _of_group(rank: int, seed: int, group: int) -> Compressor:
+  """The compressor of one of several groups of layers."""
 
   def split(layers):
     return _layout(layers, rank).split(layers)
 
   def init(layers):
-    key = jax.random.PRNGKey(seed)
+    key = choices.key_of(Purpose.START, seed, group)
     shape = lambda x: (x.shape[-1], rank)
     return PowerSgdState(tuple(
         jax.random.normal(jax.random.fold_in(key, i), shape(x)) for i, x in enumerate(split(layers)[0])))
@@ -130,7 +136,8 @@ def power_sgd(rank: int = 2, *, seed: int = 0) -> Compressor:
 
   first = lambda layers, workers: (Part(ADD_F32, first_words(layers)),)
   each = (Round(first, left_factors), Round(linear.parts(second_words), right_factors))
-  return linear.of_rounds(init, size, Rounds(begin, each, finish), TOGETHER)
+  compressor = linear.of_rounds(init, size, Rounds(begin, each, finish), TOGETHER)
+  return compressor._replace(of_group=lambda group: _of_group(rank, seed, group))
 
 
 def _layout(layers, rank) -> Layout:

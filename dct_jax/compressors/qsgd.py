@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from dct_jax import kernels
 from dct_jax.compressors import quantizer, stream
 from dct_jax.contract import Compressor
+from dct_jax.kernels import choices
+from dct_jax.kernels.choices import Purpose
 from dct_jax.wire.format import QSGD_CODES
 from dct_jax.wire.size import qsgd_words
 
@@ -42,7 +44,7 @@ def qsgd(
   Args:
     bits: 2, 4 or 8 for each entry.
     bucket: entries that share a scale, a multiple of 32. None reaches from one layer into the next.
-    seed: of the random numbers, which differ between workers and steps.
+    seed: of the random numbers, which differ between groups of layers, workers and steps.
     dense_below: layers with fewer entries travel whole, as float32.
 
   Returns:
@@ -67,7 +69,7 @@ def qsgd(
     raise ValueError(f'bucket must be a multiple of 32, got {bucket=}')
 
   def encode(layers, residual, dense, state, room, silent):
-    seed_here = quantizer.seed_of(seed, state.step, room.worker)
+    seed_here = choices.seed_of(Purpose.ROUND, seed, room.group, state.step, room.worker)
     message, left = kernels.qsgd_encode(
         layers, residual, dense, live=room.live, silent=silent, seed=seed_here, capacity=room.capacity,
         bits=bits, bucket=bucket)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -13,7 +12,6 @@ from dct_jax.arrays import add_residual, words_of
 from dct_jax.compressors import stream
 from dct_jax.contract import ROUNDING, Compressor, Packed, Size, Unpacked
 from dct_jax.kernels import BlockCodec, blocks
-from dct_jax.kernels.hashing import mix
 from dct_jax.wire import header, layout_of
 
 
@@ -89,7 +87,7 @@ def of_blocks(
     codec: BlockCodec,
     dense_below: int = stream.DENSE_BELOW,
     init: Callable[[], tuple] = tuple,
-    advance: Callable = lambda state, worker: (0, state),
+    advance: Callable = lambda state, room: (0, state),
 ) -> Compressor:
   """A compressor in pure JAX, for a codec that has no native kernel.
 
@@ -97,11 +95,11 @@ def of_blocks(
     codec: how a layer becomes words.
     dense_below: layers with fewer entries travel whole, as float32.
     init: () -> state.
-    advance: (state, worker) -> the seed of this step, and the next state.
+    advance: (state, room) -> the seed of this step, and the next state.
   """
 
   def encode(layers, residual, dense, state, room, silent):
-    seed, state = advance(state, room.worker)
+    seed, state = advance(state, room)
     message, left = blocks.encode(codec, layers, residual, dense, seed, room.live, silent, room.capacity)
     return message, left, state
 
@@ -112,9 +110,3 @@ def of_blocks(
     return (sum(codec.num_words(n) for n in sizes),) * 3
 
   return quantizer(init, encode, add_up, words, dense_below)
-
-
-def seed_of(seed: int, step: jax.Array, worker: jax.Array | int) -> jax.Array:
-  """A number for this step and worker; the mixer keeps neighbours from sharing random numbers."""
-  u32 = lambda x: jnp.asarray(x, jnp.uint32).reshape(())
-  return mix(mix(mix(jnp.uint32(seed % 2**32)) + u32(step)) + u32(worker))

@@ -11,6 +11,8 @@ import numpy as np
 from dct_jax.compressors import linear, stream
 from dct_jax.compressors.fraction import check, floor_once
 from dct_jax.contract import Compressor, Packed, Size, Unpacked
+from dct_jax.kernels import choices
+from dct_jax.kernels.choices import Purpose
 
 
 class RandomKState(NamedTuple):
@@ -38,7 +40,7 @@ def random_k(
     keep: in (0, 1].
     shared: all workers pick the same entries, so that indices need not travel and messages add
       up on the way (`linear`); otherwise each picks its own.
-    seed: of the random numbers.
+    seed: of the random numbers, which differ between groups of layers and steps; if not shared, between workers.
     index_codec: how indices travel; not used when shared.
     value_codec: how values travel; float32 when shared.
     dense_below: layers with fewer entries travel whole; not used when shared.
@@ -52,13 +54,18 @@ def random_k(
   check('keep', keep)
   if shared and value_codec != 'float32':
     raise ValueError(f'shared messages are summed on the way as float32, got {value_codec=}')
+  return _of_group(keep, shared, seed, stream.StreamFormat(index_codec, value_codec, dense_below), 0)
+
+
+def _of_group(keep: float, shared: bool, seed: int, form: stream.StreamFormat, shared_group: int) -> Compressor:
+  """The compressor of one of several groups of layers; one that is not shared is told in its room which."""
 
   def count(x):
     return max(1, floor_once(x.size, keep))
 
-  def draw(layers, step, worker):
+  def draw(layers, step, group, worker):
     """Strictly increasing indices into the layers laid end to end."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), step), worker)
+    key = choices.key_of(Purpose.PICK, seed, group, step, worker)
     picks, offset = [], 0
     for i, x in enumerate(layers):
       edges = np.arange(count(x) + 1) * x.size // count(x)
@@ -75,18 +82,16 @@ def random_k(
     return sum(count(x) for x in layers)
 
   if not shared:
-    form = stream.StreamFormat(index_codec, value_codec, dense_below)
-
     def compress(layers, residual, state, quota):
-      index = draw(layers, state.step, quota.worker)
+      index = draw(layers, state.step, quota.room.group, quota.room.worker)
       units = stream.as_units(layers, residual, 1)
-      selected = stream.pick(units, residual, index, index.size, quota, value_codec)
+      selected = stream.pick(units, residual, index, index.size, quota, form.value_codec)
       return selected, RandomKState(state.step + 1)
 
     return form.compressor(init, compress, nominal)
 
   def compress_shared(layers, residual, state, room):
-    index = draw(layers, state.step, 0)
+    index = draw(layers, state.step, shared_group, 0)
     units = stream.as_units(layers, residual, 1)[:, 0]
     if residual is not None:
       exact = tuple(stream.cut_units(units[:, None], residual))
@@ -96,7 +101,7 @@ def random_k(
     return Packed(linear.write([units[index].reshape(-1)], room), residual, RandomKState(state.step + 1))
 
   def decompress(messages, layers, state):
-    index = draw(layers, state.step, 0)
+    index = draw(layers, state.step, shared_group, 0)
     total = jnp.zeros(sum(x.size for x in layers)).at[index].set(
         linear.read_sum(messages, index.size))
     entries = jnp.full(messages.shape[0], index.size, jnp.uint32)
@@ -107,4 +112,5 @@ def random_k(
     return Size(words, words, words, sum(x.size for x in layers))
 
   return Compressor(init, compress_shared, decompress, size, linear.settle_by(decompress),
-                    linear=linear.parts(nominal))
+                    linear=linear.parts(nominal),
+                    of_group=lambda group: _of_group(keep, shared, seed, form, group))

@@ -10,8 +10,10 @@ import numpy as np
 
 from dct_jax import kernels
 from dct_jax.arrays import u32
-from dct_jax.compressors import fraction, quantizer, stream
+from dct_jax.compressors import fraction, stream
 from dct_jax.contract import Compressor
+from dct_jax.kernels import choices
+from dct_jax.kernels.choices import Purpose
 from dct_jax.kernels.hashing import GOLDEN, mix
 
 
@@ -95,7 +97,8 @@ def sampled_top_k(
     return out
 
   def compress(layers, residual, state, quota):
-    places = draw(layers, quantizer.seed_of(seed, state.step, quota.worker))
+    places = draw(layers, choices.seed_of(
+        Purpose.SAMPLE, seed, quota.room.group, state.step, quota.room.worker))
     look = lambda arrays: tuple(
         x if at is None else x.reshape(-1)[at] for x, at in zip(arrays, places, strict=True))
     counts = [looked_at(x) for x in layers]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from dct_jax import kernels
 from dct_jax.arrays import add_residual
 from dct_jax.contract import Compressor, Layers, Packed, Room, Size, Unpacked
+from dct_jax.kernels import cuts
 from dct_jax.wire import header, values
 from dct_jax.wire import layout as layouts
 from dct_jax.wire import size as sizes
@@ -23,7 +24,7 @@ class Quota(NamedTuple):
   limit: jax.Array  # uint32: at most so many
   most: int  # static: no step ever sends more
   live: jax.Array  # uint32: 0 when this worker has nothing to say
-  worker: jax.Array | int
+  room: Room  # of the whole message; worker and group are for random choices
 
 
 class StreamFormat:
@@ -56,7 +57,7 @@ class StreamFormat:
         limit=sizes.entry_limit(room.words, layout, self.index_codec, self.value_codec),
         most=max(1, min(layout.universe, room.capacity * 32 // bits)),
         live=jnp.asarray(room.live, jnp.uint32).reshape(()),
-        worker=room.worker)
+        room=room)
 
   def finish(self, layers: Layers, residual: Layers | None, selected: kernels.Selected,
              room: Room) -> tuple[jax.Array, Layers | None]:
@@ -158,10 +159,24 @@ def as_units(layers, residual, unit: int):
   return jnp.concatenate([jnp.pad(x, (0, -x.size % unit)) for x in sums]).reshape(-1, unit)
 
 
-def pick(units, residual, index, wanted, quota: Quota, value_codec: str) -> kernels.Selected:
-  """Packs the units at `index` (strictly increasing, the first `wanted` mean something)."""
-  wanted = jnp.where(quota.live == 0, 0, wanted).astype(jnp.uint32)
-  sent = jnp.minimum(jnp.minimum(wanted, quota.limit), index.size).astype(jnp.uint32)
+def pick(units, residual, index, count, quota: Quota, value_codec: str, wanted=None) -> kernels.Selected:
+  """Packs the units at `index`, or as many of them as there is room for, every layer cut alike.
+
+  Args:
+    units: from `as_units`.
+    residual: of the layers, or None.
+    index: strictly increasing; the first `count` mean something.
+    count: see `index`.
+    quota: this step's.
+    value_codec: how values travel.
+    wanted: how many were selected, if more than `count`.
+  """
+  here = lambda n: jnp.where(quota.live == 0, 0, n).astype(jnp.uint32)
+  wanted, count = here(count if wanted is None else wanted), jnp.minimum(here(count), index.size)
+  sent = jnp.minimum(count, quota.limit).astype(jnp.uint32)
+  cut, places = cuts.even(sent, count), jnp.arange(index.size, dtype=jnp.uint32)
+  place = jnp.where((places < count) & cut.keeps(places), cut.at(places), index.size)
+  index = jnp.zeros_like(index).at[place].set(index, mode='drop')
   value = units[index]
   if residual is not None:
     at = jnp.where(jnp.arange(index.size) < sent, index.astype(jnp.int32), units.shape[0])

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from dct_jax.arrays import floats_of, u32, words_of
 from dct_jax.compressors import quantizer, stream
 from dct_jax.contract import Compressor
-from dct_jax.kernels import BlockCodec, bit_packing, three_values
+from dct_jax.kernels import BlockCodec, bit_packing, choices, three_values
+from dct_jax.kernels.choices import Purpose
 from dct_jax.kernels.hashing import noise
 from dct_jax.wire.format import TERNARY_CODE
 from dct_jax.wire.size import three_lc_bytes
@@ -39,7 +40,7 @@ def stochastic_ternary(*, seed: int = 0, dense_below: int = stream.DENSE_BELOW) 
   All messages have the same length; a step without room for it sends nothing.
 
   Args:
-    seed: of the random numbers, which differ between workers and steps.
+    seed: of the random numbers, which differ between groups of layers, workers and steps.
     dense_below: layers with fewer entries travel whole, as float32.
 
   Returns:
@@ -60,8 +61,9 @@ def stochastic_ternary(*, seed: int = 0, dense_below: int = stream.DENSE_BELOW) 
     section 4.2: "Stoch 3-value b-3-5".
   """
 
-  def advance(state, worker):
-    return quantizer.seed_of(seed, state.step, worker), StochasticTernaryState(state.step + 1)
+  def advance(state, room):
+    here = choices.seed_of(Purpose.ROUND, seed, room.group, state.step, room.worker)
+    return here, StochasticTernaryState(state.step + 1)
 
   codec = BlockCodec(TERNARY_CODE, _num_words, _quantize, _dequantize, num_scales=lambda n: 1, most=three_values.MOST)
   return quantizer.of_blocks(

@@ -22,8 +22,9 @@ def three_lc(
   larger than :math:`m/2`; put it into `error_feedback`, so that errors are made up for in later steps. A larger
   :math:`s` has more zeros, and shorter messages.
 
-  What does not fit a step's room (bytes at the end of the last layers) stays in the residual; 1.6 bits an entry
-  and two words a layer are always enough. A layer whose largest magnitude is below 1e-30 counts as zero.
+  What does not fit a step's room (bytes at the end of every layer, as large a share of each) stays in the residual;
+  1.6 bits an entry and two words a layer are always enough. A layer whose largest magnitude is below 1e-30 counts as
+  zero.
 
   Args:
     sparsity_multiplier: :math:`s`, in [1, 2).

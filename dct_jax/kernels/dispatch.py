@@ -7,6 +7,7 @@ The native kernels are used on a CPU when they were built. `DCT_JAX_NATIVE=0` in
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -24,7 +25,6 @@ from dct_jax.kernels import (
     select_twin,
     shared_twin,
     sketch_twin,
-    stop_twin,
     stream_twin,
     three_lc_twin,
 )
@@ -63,6 +63,20 @@ def _layers_and_residual(layers, residual):
   return (*layers, *(residual or ()))
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _no_gradient(name, arrays):
+  """The same arrays, which a twin then reads. What it does with them is made of bits and has no gradient; JAX would
+  take that for zero, where it refuses to differentiate a native kernel."""
+  del name
+  return arrays
+
+
+@_no_gradient.defjvp
+def _refuse(name, primals, tangents):
+  raise ValueError(f'{name} has no gradient: what is compressed, or comes out of a mean of compressed messages, cannot '
+                   'be differentiated (take gradients first, and hand them to the transformation)')
+
+
 def _encode_natively(name, control, dense, layers, residual, capacity, **attributes):
   """A message and the new residual (in place if donated), of a kernel that makes both."""
   results = [_shape((capacity,), jnp.uint32), *(_shape(e.shape, jnp.float32) for e in residual or ())]
@@ -85,26 +99,7 @@ def all_finite(layers: Layers) -> jax.Array:
   """uint32[1]: 1 when no entry of any layer is NaN or infinite."""
   if native_in_use():
     return native.call('all_finite', [_shape((1,), jnp.uint32)], layers)[0]
-  return select_twin.all_finite(layers)
-
-
-def stop_if(nonfinite: ArrayLike, corrupt: ArrayLike, stop_nonfinite: bool) -> jax.Array:
-  """`corrupt`, if the program may go on: it stops with an error if messages are corrupt, or (`stop_nonfinite`)
-  gradients not finite. Use the result: what nobody uses does not run.
-
-  A program for an accelerator goes on after corrupt messages unless `stop_nonfinite` (kernels/stop_twin.py): look
-  at the count.
-
-  Args:
-    nonfinite: uint32, workers whose gradient is not finite.
-    corrupt: uint32, messages that failed their checks.
-    stop_nonfinite: whether the former stop the program.
-  """
-  if native_in_use():
-    out = native.call('stop_if', [_shape((1,), jnp.uint32)], [_control(nonfinite, corrupt)],
-                      stop_nonfinite=stop_nonfinite)
-    return out[0].reshape(())
-  return stop_twin.stop_if(nonfinite, corrupt, stop_nonfinite)
+  return select_twin.all_finite(_no_gradient('all_finite', layers))
 
 
 def threshold(layers: Layers, residual: Layers | None, rank: jax.Array, *, old_tau: jax.Array | None = None,
@@ -129,6 +124,7 @@ def threshold(layers: Layers, residual: Layers | None, rank: jax.Array, *, old_t
     args = [_control(refresh), old_tau, rank, *_layers_and_residual(layers, residual)]
     tau, ties = native.call('threshold', results, args, segment=segment, feedback=residual is not None)
     return tau, ties
+  layers, residual = _no_gradient('threshold', (tuple(layers), residual))
   return select_twin.threshold(layers, residual, rank, old_tau, jnp.asarray(refresh), segment)
 
 
@@ -165,6 +161,7 @@ def pack(layers: Layers, residual: Layers | None, tau: jax.Array, ties: jax.Arra
         value_codec=VALUE_CODES[value_codec])
     left = tuple(new) if residual is not None else None
   else:
+    layers, residual = _no_gradient('pack', (tuple(layers), residual))
     index, value, counts, left = select_twin.pack(
         layers, residual, tau, ties, jnp.asarray(limit, jnp.uint32), jnp.asarray(live), capacity,
         segment, value_codec)
@@ -198,6 +195,7 @@ def encode(index: jax.Array, value: jax.Array, dense: jax.Array, *, count: Array
         'encode', [_shape((capacity,), jnp.uint32)], args, universe=universe, unit=unit,
         index_codec=index_code(index_codec), value_codec=VALUE_CODES[value_codec])[0]
   count, wanted, flags, empty = (jnp.asarray(s, jnp.uint32) for s in (count, wanted, flags, empty))
+  value = _no_gradient('encode', value)
   return stream_twin.encode(index, value, dense, count, wanted, flags, empty, capacity, universe, unit,
                             index_codec, value_codec)
 
@@ -231,6 +229,7 @@ def settle(mode: ArrayLike, words: jax.Array, residual: Layers, *, dense_layers:
     return native.call(
         'settle', results, [_control(mode), words, *residual], aliases,
         dense_layers=dense_layers, unit=unit, value_codec=VALUE_CODES[value_codec])
+  residual = _no_gradient('settle', tuple(residual))
   return stream_twin.settle(jnp.asarray(mode), words, residual, dense_layers, unit, value_codec)
 
 
@@ -253,6 +252,7 @@ def qsgd_encode(layers: Layers, residual: Layers | None, dense: jax.Array, *, se
   if native_in_use():
     return _encode_natively('qsgd_encode', _control(seed, live, silent), dense, layers, residual, capacity,
                             bits=bits, bucket=bucket)
+  layers, residual = _no_gradient('qsgd_encode', (tuple(layers), residual))
   return blocks.encode(qsgd_twin.codec(bits, bucket), layers, residual, dense, seed, jnp.asarray(live),
                            jnp.asarray(silent), capacity)
 
@@ -302,6 +302,7 @@ def three_lc_encode(layers: Layers, residual: Layers | None, dense: jax.Array, *
   if native_in_use():
     return _encode_natively('three_lc_encode', _control(live, silent, budget), dense, layers, residual,
                             capacity, multiplier=np.float32(multiplier), zero_runs=zero_runs)
+  layers, residual = _no_gradient('three_lc_encode', (tuple(layers), residual))
   return three_lc_twin.encode(layers, residual, dense, jnp.asarray(live), jnp.asarray(silent), budget, capacity,
                               multiplier, zero_runs)
 
@@ -332,7 +333,7 @@ def sketch_insert(ids: jax.Array, count: ArrayLike, values: jax.Array, keys: jax
   if native_in_use():
     return native.call('sketch_insert', [_shape((keys.size, buckets), jnp.float32)],
                        [_control(count), ids, values, keys], by_id=by_id)[0]
-  return sketch_twin.insert(ids, jnp.asarray(count), values, keys, buckets, by_id)
+  return sketch_twin.insert(ids, jnp.asarray(count), _no_gradient('sketch_insert', values), keys, buckets, by_id)
 
 
 def sketch_query(ids: jax.Array, count: ArrayLike, table: jax.Array, keys: jax.Array, *, unit: int,
@@ -353,7 +354,7 @@ def sketch_query(ids: jax.Array, count: ArrayLike, table: jax.Array, keys: jax.A
   if native_in_use():
     return native.call('sketch_query', [_shape((rows or ids.size, unit), jnp.float32)],
                        [_control(count), ids, table, keys], by_id=bool(rows))[0]
-  return sketch_twin.query(ids, jnp.asarray(count), table, keys, unit, rows)
+  return sketch_twin.query(ids, jnp.asarray(count), _no_gradient('sketch_query', table), keys, unit, rows)
 
 
 def shared_read(shared: np.ndarray) -> np.ndarray:

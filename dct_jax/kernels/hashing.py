@@ -24,13 +24,22 @@ def noise(seed: Any, index: jax.Array) -> jax.Array:
   return mix(index ^ mix(u32(seed) + u32(GOLDEN))) >> 16
 
 
-def checksum(words: jax.Array, length: jax.Array) -> jax.Array:
-  """A sum of the mixed words of a message but its own: any single change is noticed, in any order of adding."""
+def checksum(words: jax.Array, length: jax.Array, skip: int | None = 5) -> jax.Array:
+  """A sum over the first words of a message, each mixed in a way of its own place, in any order of adding.
+
+  Args:
+    words: uint32.
+    length: how many count.
+    skip: the one that does not, because the checksum goes there; None for words that have no such place.
+
+  Returns:
+    uint32. A change of one word is always noticed, any other once in 2^32 not (docs/wire_format.md).
+  """
   i = jnp.arange(words.size, dtype=jnp.uint32)
-  x = words + i * u32(GOLDEN)
-  x = (x ^ x >> 16) * u32(0x7FEB352D)
-  x = x ^ x >> 15
-  return jnp.sum(jnp.where((i < length) & (i != 5), x, 0), dtype=jnp.uint32)
+  key = (i + 1) * u32(GOLDEN)
+  each = mix(words ^ key) * ((key ^ key >> 15) * u32(0x2C1B3C6D) | 1)
+  counts = i < length if skip is None else (i < length) & (i != skip)
+  return mix(jnp.sum(jnp.where(counts, each, 0), dtype=jnp.uint32))
 
 
 def keys(seed: Any, step: Any, count: int) -> jax.Array:

@@ -7,6 +7,7 @@ from jax import lax
 
 from dct_jax import axes
 from dct_jax.arrays import add_residual
+from dct_jax.kernels import cuts
 from dct_jax.wire import values
 
 NO_QUOTA = 0xFFFFFFFF  # of entries equal to a threshold, all go
@@ -86,9 +87,11 @@ def pack(layers, residual, tau, ties, limit, live, capacity, segment, value_code
   flat, mask = jnp.concatenate(sums), jnp.concatenate(masks) & (live != 0)
   order = jnp.cumsum(mask, dtype=jnp.uint32)
   limit = jnp.minimum(limit, capacity)
-  send = mask & (order <= limit)
+  cut = cuts.even(limit, order[-1])
+  before = cut.at(order - mask)
+  send = mask & (cut.at(order) > before)
   wanted = jnp.stack([jnp.sum(m & (live != 0), dtype=jnp.uint32) for m in masks])
-  place = jnp.where(send, order - 1, capacity)
+  place = jnp.where(send, before, capacity)
   index = jnp.zeros(capacity, jnp.uint32).at[place].set(
       jnp.arange(flat.size, dtype=jnp.uint32), mode='drop')
   value = jnp.zeros(capacity, jnp.float32).at[place].set(flat, mode='drop')

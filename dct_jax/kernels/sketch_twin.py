@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from dct_jax import axes
 from dct_jax.arrays import u32
+from dct_jax.kernels.cuts import high_product
 from dct_jax.kernels.hashing import mix
 
 
@@ -58,11 +58,4 @@ def _entries(ids, unit):
 def _place(index, key, buckets):
   """Bucket and sign of every entry: the high bits of its hash, and the lowest one."""
   h = mix(index ^ key)
-  return _high_product(h, u32(buckets)), (h & 1) != 0
-
-
-def _high_product(a: jax.Array, b: jax.Array) -> jax.Array:
-  """The upper word of a 64-bit product: a uniform number below b if a is any word. XLA may have 32 bits only."""
-  a1, a0, b1, b0 = a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
-  low = (a0 * b0 >> 16) + (a1 * b0 & 0xFFFF) + (a0 * b1 & 0xFFFF)
-  return a1 * b1 + (a1 * b0 >> 16) + (a0 * b1 >> 16) + (low >> 16)
+  return high_product(h, u32(buckets)), (h & 1) != 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from dct_jax.arrays import add_residual, ceil_div, floats_of, u32, words_of
-from dct_jax.kernels import blocks, zero_runs
+from dct_jax.kernels import blocks, cuts, zero_runs
 from dct_jax.kernels.bit_packing import bytes_to_words, words_to_bytes
 from dct_jax.kernels.hashing import checksum
 from dct_jax.kernels.three_values import MOST, dequantize, fold, quantize, scale, unfold
@@ -26,18 +26,18 @@ def encode(layers, residual, dense, live, silent, budget, capacity, multiplier, 
   silent = (silent != 0) | (live == 0)
   most = max(0, capacity - fixed)
   room = 4 * jnp.clip(u32(budget).astype(jnp.int32) - fixed, 0, most)
-  body, at, wanted, kept, said = jnp.zeros(4 * most, jnp.uint8), jnp.int32(0), u32(0), [], []
-  for q, m in zip(values, scales, strict=True):
-    code = fold(q)
-    places = jnp.arange(code.size)
-    symbols, length, stands_for = (
-        zero_runs.encode(code) if shorten else (code, u32(code.size), places + 1))
-    take = jnp.clip(room - at, 0, length.astype(jnp.int32))
+  coded = [_symbols(fold(q), shorten) for q in values]
+  wanted = sum((length for _, length, _ in coded), u32(0))
+  cut = cuts.even(room, wanted)
+  body, at, before, kept, said = jnp.zeros(4 * most, jnp.uint8), jnp.int32(0), u32(0), [], []
+  for (symbols, length, stands_for), q, m in zip(coded, values, scales, strict=True):
+    places, before = jnp.arange(symbols.size), before + length
+    take = cut.at(before).astype(jnp.int32) - at
     body = body.at[jnp.where(places < take, at + places, body.size)].set(symbols, mode='drop')
-    covered = jnp.where(take > 0, stands_for[jnp.maximum(take - 1, 0)], 0) if code.size else 0
+    covered = jnp.where(take > 0, stands_for[jnp.maximum(take - 1, 0)], 0) if symbols.size else 0
     told = jnp.tile(places < covered, 5)[:q.size]
     said.append((dequantize(q, m), told))
-    at, wanted = at + take, wanted + length
+    at = at + take
     kept.append(take.astype(jnp.uint32))
   parts = [dense, *(words_of(m).reshape(1) for m in scales), *(k.reshape(1) for k in kept)]
   body = jnp.concatenate([*parts, bytes_to_words(body)])[:capacity - HEADER]
@@ -50,6 +50,11 @@ def encode(layers, residual, dense, live, silent, budget, capacity, multiplier, 
   left = [jnp.where(silent, x, jnp.where(told, x - value, x - value + value))
           for x, (value, told) in zip(sums, said, strict=True)]
   return words, blocks.new_residual(left, residual, live)
+
+
+def _symbols(code, shorten):
+  """The bytes of a layer, how many of them mean something, and how many codes each and those before it stand for."""
+  return zero_runs.encode(code) if shorten else (code, u32(code.size), jnp.arange(code.size) + 1)
 
 
 def sum_messages(words, layers, dense):

@@ -11,7 +11,7 @@ import jax
 
 from dct_jax.native import whereabouts
 
-INTERFACE = 11  # raised, here and in module.cc, when a kernel's arguments change
+INTERFACE = 13  # raised, here and in module.cc, when a kernel's arguments change
 
 _native: types.ModuleType | None
 try:

@@ -27,6 +27,7 @@ from dct_jax.train import step as steps
 from dct_jax.transforms import init
 from dct_jax.transport import Transport, local_links, open_links
 
+TOLD = 1 << 20  # bytes that a stage's metrics may take
 ACTIVATION = ('forward_bytes', 'backward_bytes', 'dense_bytes')
 SUMS = (*steps.BYTES, *(f'activation_{name}' for name in ACTIVATION), 'row_bytes', 'shared_bytes', 'drained')
 
@@ -53,6 +54,7 @@ class Pipeline:
       `means_apart` for that, too.
     transport: along the data axis, from `dct_jax.connect`, for the means of metrics.
     timeout: seconds of silence after which another stage counts as gone.
+    deadline: seconds after which one counts as gone that has not sent all of a message, whatever came.
 
   Raises:
     ValueError: if the mesh has no such axes, or another number of stages.
@@ -61,7 +63,7 @@ class Pipeline:
   def __init__(self, stages: Sequence[Stage], mesh: Mesh, tx: Callable[[int], optax.GradientTransformation],
                tables: Mapping[int, Tables] | None = None, *, microbatches: int = 1,
                shared: Mapping[int, Sequence[Path]] | None = None,
-               transport: Transport | None = None, timeout: float = 60.0):
+               transport: Transport | None = None, timeout: float = 60.0, deadline: float = 600.0):
     if mesh.shape.get('stage', 1) != len(stages):
       raise ValueError(f'the mesh has {mesh.shape.get("stage", 1)} stages, got {len(stages)=}')
     devices = mesh.devices.reshape(-1, len(stages))
@@ -74,7 +76,7 @@ class Pipeline:
     self.tx = {s: tx(s) for s in self.meshes}
     cuts = [(), *(stage.cuts for stage in stages)]
     programs = {s: Programs(stages[s], cuts[s], microbatches) for s in self.meshes}
-    links = self._links(mesh, timeout)
+    links = self._links(mesh, timeout, deadline)
     self._crew = {(d, s): Worker(s, programs[s], links[d, s]) for d, s in here}
     self._devices = {(d, s): devices[d, s] for d, s in here}
     self._mean = steps.mean_over('data', transport)
@@ -83,10 +85,10 @@ class Pipeline:
     self._update: dict[int, Any] = {}
     self._sizes: dict[int, int] = {}  # parameters of each stage
 
-  def _links(self, mesh, timeout):
+  def _links(self, mesh, timeout, deadline):
     if jax.process_count() > 1:
       (place,) = np.argwhere(mesh.devices.reshape(-1, self.size) == jax.local_devices()[0])
-      return {tuple(int(i) for i in place): open_links(mesh, 'stage', timeout=timeout)}
+      return {tuple(int(i) for i in place): open_links(mesh, 'stage', timeout=timeout, deadline=deadline)}
     every = [local_links(self.size) for _ in range(self.workers)]
     return {(d, s): every[d][s] for d in range(self.workers) for s in range(self.size)}
 
@@ -247,7 +249,7 @@ class Pipeline:
             for s, metrics in found.items()}
     for (_, s), worker in self._crew.items():
       worker.links.tell(told[s])
-    heard = [worker.links.hear(told[s]) for (_, s), worker in self._crew.items()]
+    heard = [worker.links.hear(told[s], TOLD) for (_, s), worker in self._crew.items()]
     by_stage = [json.loads(message) for message in heard[0]]
     out = dict(by_stage[-1])
     for name in {k for metrics in by_stage for k in metrics} & set(SUMS):

@@ -40,7 +40,7 @@ class Shared:
     for path in self._paths.get(stage, ()):
       own = jax.tree.map(np.asarray, _at(grads, path))
       # In the order of stages everywhere: copies would differ in rounding otherwise.
-      every = [own if peer == stage else _read(links.receive(peer), own) for peer in self._owners(path)]
+      every = [own if peer == stage else _hear(links, peer, own) for peer in self._owners(path)]
       grads = _put(grads, path, jax.tree.map(lambda *x: sum(x[1:], start=x[0]), *every))
     return grads
 
@@ -68,6 +68,15 @@ def means_apart(make_mean: Callable[[], optax.GradientTransformation],
 
   label = lambda tree: jax.tree_util.tree_map_with_path(kind, tree)
   return optax.multi_transform({'shared': make_mean(), 'own': make_mean()}, label)
+
+
+def _hear(links, peer, like):
+  """What a stage has told, in the shapes of our own."""
+  length = sum(x.nbytes for x in jax.tree.leaves(like))
+  message = links.receive(peer, length)
+  if len(message) != length:
+    raise ConnectionError(f'{links.name(peer)} sent {len(message)} bytes of shared gradients instead of {length}')
+  return _read(message, like)
 
 
 def _read(message, like):

@@ -17,7 +17,8 @@ from dct_jax.boundaries import Cut
 from dct_jax.runtime.schedule import FORWARD, schedule, split_batch
 from dct_jax.runtime.stages import Stage
 from dct_jax.transport import Links
-from dct_jax.wire.activations import pack
+from dct_jax.transport.links import MOST
+from dct_jax.wire.activations import most_bytes, pack
 
 
 class Result(NamedTuple):
@@ -128,8 +129,8 @@ class Worker:
     if self.last:
       return  # done together with forward
     parcels, way_back = self._left.pop(m)
-    data = self.links.receive(self.number + 1)
-    returned = _read(self.programs.stage.cuts, data, [p.mask for p in parcels])
+    most = sum(map(most_bytes, parcels))
+    returned = self._receive(self.number + 1, self.programs.stage.cuts, [p.mask for p in parcels], most)
     self._total, self._own_grads[m], back = self.programs.backward(
         way_back, returned, self._total, self._arrived[m])
     self._send_gradients(m, back)
@@ -145,8 +146,14 @@ class Worker:
   def receive_activations(self) -> tuple:
     if not self.number:
       return ()
-    data = self.links.receive(self.number - 1)
-    return _read(self.programs.before, data, [None] * len(self.programs.before))
+    return self._receive(self.number - 1, self.programs.before, [None] * len(self.programs.before))
+
+  def _receive(self, peer, cuts, masks, most=MOST):
+    data = self.links.receive(peer, most)
+    try:
+      return _read(cuts, data, masks)
+    except ValueError as error:
+      raise ConnectionError(f'{self.links.name(peer)} sent what cannot be read: {error}') from error
 
   def _send(self, peer, parcels, back):
     message = b''.join(pack(p, with_mask=not back) for p in parcels)

@@ -199,7 +199,8 @@ class Checkpoints:
     for k in moved:
       arrays[k] = _spread(arrays[k], old, new, NamedSharding(mesh, places[k]), rules[k], conserve)
     tree = jax.tree.unflatten(jax.tree.structure((params, opt_state)), arrays.values())
-    replicas.check_replicas(tree)
+    if jax.process_count() > 1:
+      replicas.check_replicas(tree)
     self._saved = step
     return *tree, step
 

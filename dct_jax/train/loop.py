@@ -23,9 +23,12 @@ from dct_jax.commands import TERMINATED
 from dct_jax.train import replicas
 from dct_jax.train.checkpoint import Checkpoints
 from dct_jax.train.metrics import MetricsWriter
+from dct_jax.train.phases import phase
 from dct_jax.train.step import BYTES
+from dct_jax.transforms.compressed_mean import bad_counts, raise_for
 
 SENT = ('sent_bytes', 'row_bytes', 'crossed_bytes')  # by a worker: of gradients, of rows, between its stages
+STEP = 'computing and exchanging'  # a phase
 
 
 class TrainResult(NamedTuple):
@@ -56,6 +59,7 @@ def run(
     unit: str = 'examples',
     show: Sequence[str] = (),
     stop_on_nan: bool = True,
+    compare_every: int | None = 1000,
 ) -> TrainResult:
   """Trains from step `start` until `steps` steps have been taken in all.
 
@@ -88,41 +92,53 @@ def run(
     show: names of evaluated scalars that the bar shows, as of the last evaluation, if it had them.
     stop_on_nan: whether a loss that is NaN is an error, unless its gradient was caught and skipped
       (`nonfinite='skip'` of a compressed mean); the tenth such step in a row is one, too.
+    compare_every: steps between comparisons of all workers' parameters, by hashes of their bits (`check_replicas`);
+      None compares at the start only.
 
   Returns:
     A `TrainResult`. It ends early, with a warning, if there are not enough batches.
 
   Raises:
     ValueError: for counts that make no sense.
-    FloatingPointError: if the loss is NaN, with the step; nothing is saved then.
+    FloatingPointError: if the loss is NaN, or a gradient was not finite where `nonfinite='raise'`, with the step;
+      nothing is saved then.
     KeyboardInterrupt: after Ctrl-C, when the step has ended and its checkpoint is written.
     SystemExit: after SIGTERM, likewise, with exit code 143.
-    RuntimeError: if replicated values differ between processes at the start.
+    RuntimeError: if replicated values differ between workers, at the start or later; it names the workers. If a message
+      failed its checks.
   """
   if not 0 <= start <= steps:
     raise ValueError(f'start must be between 0 and steps, got {start=} and {steps=}')
   for name, every in [('log_every', log_every), ('checkpoint_every', checkpoint_every),
-                      ('evaluate_every', evaluate_every)]:
+                      ('evaluate_every', evaluate_every), ('compare_every', compare_every)]:
     if every is not None and every < 1:
       raise ValueError(f'{name} must be at least 1, got {every=}')
   if checkpoints is not None and (checkpoints.latest() or 0) > start:
     raise ValueError(f'{checkpoints.directory} holds step {checkpoints.latest()} already, got {start=}: '
                      'restore it (--resume in experiments), or use another directory')
-  replicas.check_replicas((params, opt_state))
+  if jax.process_count() > 1:  # one process has made its replicas of the same arrays
+    replicas.check_replicas((params, opt_state))
   if checkpoints is not None:
     checkpoints.claim()  # makes the directory: no process is still looking whether it is there
   account = _Account(params, checkpoints.totals(start) if checkpoints and start else {}, examples, unit)
   source, at, history, stop = iter(batches), start, [], None
-  patience = _Patience()
+  patience, counts = _Patience(), _Counts(opt_state)
   with _Bar(start, steps, progress) as bar, _interrupts() as interrupted:
     batch = next(source, None) if start < steps else None
     while at < steps and batch is not None:
       began = time.monotonic()
-      params, opt_state, scalars = step(params, opt_state, batch)
       at += 1
-      batch = next(source, None) if at < steps else None
-      scalars = account.add(jax.device_get(scalars), began)
+      with phase(STEP, at):
+        params, opt_state, scalars = step(params, opt_state, batch)
+      with phase('reading the next batch', at):
+        batch = next(source, None) if at < steps else None
+      with phase(STEP, at):  # which may only now be known to have failed
+        scalars = account.add(jax.device_get(scalars), began)
       bar.update(scalars, account)
+      counts.check(at, scalars)
+      if compare_every is not None and at % compare_every == 0:
+        with phase('comparing replicas', at):
+          replicas.check_replicas(params)
       if stop_on_nan:
         patience.check(at, scalars)
       if at == start + 1:
@@ -131,7 +147,8 @@ def run(
       due = lambda every: last or (every is not None and at % every == 0)
       extra = {}
       if evaluate is not None and due(evaluate_every):
-        extra = {f'eval/{k}': float(v) for k, v in jax.device_get(evaluate(params, opt_state)).items()}
+        with phase('evaluating', at):
+          extra = {f'eval/{k}': float(v) for k, v in jax.device_get(evaluate(params, opt_state)).items()}
         bar.evaluated = {k: f'{extra["eval/" + k]:.4f}' for k in show if f'eval/{k}' in extra}
       if extra or due(log_every):
         history.append({'step': at} | scalars | account.line() | extra)
@@ -139,7 +156,8 @@ def run(
           metrics.write(at, {k: v for k, v in history[-1].items() if k != 'step'})
       stop = interrupted(at)
       if checkpoints is not None and (stop or due(checkpoint_every)):
-        checkpoints.save(at, params, opt_state, account.totals)
+        with phase('saving a checkpoint', at):
+          checkpoints.save(at, params, opt_state, account.totals)
       if stop:
         break
     if jax.process_count() == 1:  # a signal in the last save is not forgotten; several have no step to agree on
@@ -173,6 +191,19 @@ class _Patience:
     self._row = self._row + 1 if math.isnan(scalars['loss']) else 0
     if self._row and (not skipped or self._row >= self.MOST):
       raise FloatingPointError(f'the loss is NaN in step {step}')
+
+
+class _Counts:
+  """What compressed means count, which no program on an accelerator could raise for."""
+
+  NAMES = ('corrupt', 'refused')
+
+  def __init__(self, opt_state):
+    self._before = bad_counts(opt_state)  # of a state that somebody let pass
+
+  def check(self, step, scalars):
+    now = [int(scalars.get(name, before)) for name, before in zip(self.NAMES, self._before, strict=True)]
+    raise_for(now[0] - self._before[0], now[1] - self._before[1], f' in step {step}')
 
 
 class _Account:

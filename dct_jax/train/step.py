@@ -20,8 +20,9 @@ from dct_jax.state import find
 from dct_jax.transforms import local_value_and_grad
 
 BYTES = ('encoded_bytes', 'moved_bytes', 'sent_bytes', 'overflow_bytes')
+COUNTS = ('nonfinite', 'corrupt', 'refused', 'drained')
 NEVER = 1.2345678e38  # adding up how often it occurs makes a dependency that XLA does not see through
-RESERVED = ('loss', *BYTES, 'density', 'nonfinite', 'drained', 'push_bytes', 'pull_bytes', 'dense_bytes')
+RESERVED = ('loss', *BYTES, 'density', *COUNTS, 'push_bytes', 'pull_bytes', 'dense_bytes')
 
 
 def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, specs: Any,
@@ -46,7 +47,8 @@ def make_step(loss_fn: Callable, tx: optax.GradientTransformation, mesh: Mesh, s
     (`shard_batch`). Metrics are scalars, equal on all workers: the loss and the aux scalars
     averaged over workers; `encoded_bytes`, `moved_bytes`, `sent_bytes` and `overflow_bytes` of one
     worker in this step, summed over the compressed means in `tx`; `density`, or `density/0`,
-    `density/1`, ... if there are several; and the running counts `nonfinite` and `drained`. A `push_pull`
+    `density/1`, ... if there are several; and the running counts `nonfinite`, `corrupt`, `refused` (of those that
+    are not finite, under `nonfinite='raise'`) and `drained`; `run` raises for the two in the middle. A `push_pull`
     counts as a compressed mean, and has encoded `push_bytes` and `pull_bytes` besides. There are none
     of these if `tx` has no compressed mean.
 
@@ -234,7 +236,7 @@ def accounts(state: Any) -> dict:
     for name, x in node.metrics().items():  # amounts add up; of anything else the smallest is told
       join = jnp.add if name.endswith('_bytes') else jnp.minimum
       out[name] = join(out[name], x) if name in out else x
-  return out | {name: sum(getattr(s, name) for s in stats) for name in ('nonfinite', 'drained')}
+  return out | {name: sum(getattr(s, name) for s in stats) for name in COUNTS}
 
 
 def skipped_steps(state: Any) -> jax.Array:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dct_jax import axes
 
@@ -29,6 +32,16 @@ def split_layers(tree, mask):
   named = [jnp.asarray(x).reshape(jnp.shape(x) or (1,)) for x in leaves]
   chosen = tuple(x for x, f in zip(named, flags, strict=True) if f)
   return chosen, tuple(x for x, f in zip(named, flags, strict=True) if not f)
+
+
+def group_of(tree, mask=None) -> np.uint32:
+  """A number for random choices, by the places that the layers to compress have in the tree.
+
+  Groups of `optax.multi_transform` and buckets have other layers, and so other choices.
+  """
+  _, _, flags = _mask_leaves(tree, mask)
+  paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+  return np.uint32(zlib.crc32('\n'.join(p for p, f in zip(paths, flags, strict=True) if f).encode()))
 
 
 def merge_layers(tree, mask, compressed, exact):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -26,7 +27,9 @@ from dct_jax.contract import (
   as_bytes,
   whole_room,
 )
-from dct_jax.state import COPY, RANK, SUM, own
+from dct_jax.kernels import choices
+from dct_jax.kernels.choices import Purpose
+from dct_jax.state import COPY, RANK, SUM, find, own
 from dct_jax.transforms import checks
 
 POLICIES = ('skip', 'raise', 'pass')
@@ -66,11 +69,14 @@ def compressed_mean(
       leaves out is averaged exactly, by a plain psum.
     nonfinite: what to do in a step in which a worker's gradient has a NaN or an infinity.
       `'skip'`: all workers' updates are zero; the bad gradient is dropped, the others stay in their
-      residuals (but for what a mask leaves out: it has none, and is dropped). `'raise'`: the same, and
-      the program stops with a FloatingPointError. `'pass'`: the updates are NaN everywhere, as they
-      would be without compression. In no case does the residual take it in; it is counted in
-      `Stats.nonfinite`.
-    seed: of the random numbers that drain residuals.
+      residuals (but for what a mask leaves out: it has none, and is dropped). `'raise'`: the same, and it is
+      counted in `Stats.refused`, too; no program calls back to its host, so that it is the loop that raises a
+      FloatingPointError (`train.run` does, a loop of your own calls `dct_jax.raise_if_bad`). `'pass'`: the updates
+      are NaN everywhere, as they would be without compression. In no case does the residual take it in; it is
+      counted in `Stats.nonfinite`. A step with a message that fails its checks is skipped by any policy, and
+      counted in `Stats.corrupt`, for which the loop raises a RuntimeError.
+    seed: of the random numbers that drain residuals. They differ between groups of layers by where these are in the
+      tree (`optax.multi_transform`), between layers, workers and steps.
 
   Returns:
     An `optax.GradientTransformation`.
@@ -97,24 +103,33 @@ def compressed_mean(
   if nonfinite not in POLICIES:
     raise ValueError(f'nonfinite must be one of {POLICIES}, got {nonfinite=}')
 
+  def of_group(group):
+    """The compressor, for random choices that it makes without a room."""
+    if compressor.of_group is None:
+      return compressor
+    return compressor.of_group(int(group))._replace(feedback=compressor.feedback)
+
   def init(params):
     layers, _ = checks.split_layers(params, mask)
     checks.check_layers(layers, 'parameters')
     residual = empty_residual(layers) if compressor.feedback else ()
     return CompressedMeanState(
         step=jnp.zeros((), jnp.int32), worker=jnp.zeros(1, jnp.uint32), residual=residual,
-        compressor=compressor.init(layers), collective=collective.init(compressor.size(layers)),
-        stats=no_stats())
+        compressor=of_group(checks.group_of(params, mask)).init(layers),
+        collective=collective.init(compressor.size(layers)), stats=no_stats())
 
-  def room_for(state, layers):
-    return collective.room(state.collective, compressor.size(layers), axes.axis_size(axis_name))
+  def room_for(state, updates):
+    layers, _ = checks.split_layers(updates, mask)
+    room = collective.room(state.collective, compressor.size(layers), axes.axis_size(axis_name))
+    return room._replace(group=checks.group_of(updates, mask))
 
   def prepare(layers, residual, state, room, axis_name):
     """The message, or the last one if there are rounds; and the state to read its answer with."""
+    mine = of_group(room.group)
     if collective.prepare is None:
-      packed = compressor.compress(layers, residual, state, room)
+      packed = mine.compress(layers, residual, state, room)
     else:
-      packed = collective.prepare(compressor, layers, residual, state, room, axis_name)
+      packed = collective.prepare(mine, layers, residual, state, room, axis_name)
     return packed, state if compressor.rounds is None else packed.state
 
   def empty(layers, state):
@@ -131,12 +146,12 @@ def compressed_mean(
       checks.check_residual(layers, state.residual)
     worker = axes.worker(axis_name)
     live = kernels.all_finite((*layers, *exact)).reshape(())
+    room = room_for(state, updates)._replace(live=live, worker=worker)
 
     residual, drained = state.residual, jnp.zeros((), jnp.float32)
     if compressor.feedback and compressor.feedback.drain_period:
-      residual, drained = _drain(residual, compressor.feedback.drain_period, state.step, worker,
-                                 seed, axis_name)
-    room = room_for(state, layers)._replace(live=live, worker=worker)
+      residual, drained = _drain(residual, compressor.feedback.drain_period, axis_name,
+                                 choices.key_of(Purpose.DRAIN, seed, room.group, state.step, worker))
     packed, carried = prepare(
         layers, residual if compressor.feedback else None, state.compressor, room, axis_name)
     stats = state.stats._replace(drained=state.stats.drained + drained)
@@ -148,7 +163,8 @@ def compressed_mean(
 
   def arguments(outgoing, state):
     packed = Packed(outgoing.message, state.residual if compressor.feedback else None, None)
-    return (compressor, outgoing.layers, packed, outgoing.compressor, state.collective, outgoing.room, axis_name)
+    mine = of_group(outgoing.room.group)
+    return mine, outgoing.layers, packed, outgoing.compressor, state.collective, outgoing.room, axis_name
 
   def send(outgoing, state):
     """Starts the exchange if the collective can do that in the background."""
@@ -167,14 +183,13 @@ def compressed_mean(
       state = state._replace(residual=residual or (), compressor=state.compressor if absorbed is None else absorbed)
     elif compressor.feedback:
       mode = jnp.where(bad, TAKE_BACK, jnp.where(reduced.dense, CLEAR, KEEP))
-      state = state._replace(residual=compressor.settle(mode, outgoing.message, state.residual, outgoing.compressor))
+      settle = of_group(outgoing.room.group).settle
+      state = state._replace(residual=settle(mode, outgoing.message, state.residual, outgoing.compressor))
 
     means = [unless(bad, x / workers, nonfinite) for x in reduced.layers]
     rest = [unless(bad, x, nonfinite) for x in _exact_mean(outgoing.exact, outgoing.room.live, axis_name)]
-    corrupt = stop_if_bad(reduced, nonfinite)
     receipt = _with_exact(reduced.receipt, outgoing.layers, outgoing.exact, workers)
-    stats = Stats(receipt, state.stats.nonfinite + reduced.nonfinite,
-                  state.stats.corrupt + corrupt, state.stats.drained)
+    stats = counted(state.stats, reduced.nonfinite, reduced.corrupt, nonfinite)._replace(receipt=receipt)
     return means, rest, state._replace(collective=reduced.state, stats=stats)
 
   def update(updates, state, params=None):
@@ -201,7 +216,7 @@ class Outgoing(NamedTuple):
 class Steps(NamedTuple):
   """What an update consists of, for transformations that let time pass in between (`overlap.py`)."""
 
-  room: Callable  # (state, layers) -> Room
+  room: Callable  # (state, updates) -> Room
   empty: Callable  # (layers of zeros, the compressor's state) -> (message, the state to read its answer with)
   pack: Callable  # (updates, state) -> (Outgoing, state)
   send: Callable  # (Outgoing, state) -> handle or None
@@ -229,11 +244,11 @@ def no_receipt() -> Receipt:
 
 def no_stats() -> Stats:
   """Before the first step."""
-  return Stats(no_receipt(), jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.float32))
+  zero = lambda: jnp.zeros((), jnp.uint32)
+  return Stats(no_receipt(), zero(), zero(), jnp.zeros((), jnp.float32), zero())
 
 
-def _drain(residual, period, step, worker, seed, axis_name):
-  key = jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), step), worker)
+def _drain(residual, period, axis_name, key):
   residual, drained = drain(residual, period, key)
   drained = drained.astype(jnp.float32)
   return residual, drained if axis_name is None else lax.pmean(drained, axis_name)
@@ -261,10 +276,43 @@ def unless(bad, mean, policy):
   return jnp.where(bad, jnp.nan if policy == 'pass' else 0.0, mean)
 
 
-def stop_if_bad(reduced, policy):
-  """Stops the program where a policy says so; otherwise the number of corrupt messages, as it was.
+def counted(stats, nonfinite, corrupt, policy):
+  """The counts after a step.
 
-  All workers read the same headers, so that all of them stop and none waits for another. A message that was
-  damaged on its way to one receiver only is the exception: that one stops, the others time out.
+  All workers read the same headers and count alike, so that their loops stop together. A message that was damaged on
+  its way to one receiver only is the exception: that one stops, the others time out.
   """
-  return kernels.stop_if(reduced.nonfinite, reduced.corrupt, policy == 'raise')
+  return stats._replace(nonfinite=stats.nonfinite + nonfinite, corrupt=stats.corrupt + corrupt,
+                        refused=stats.refused + (nonfinite if policy == 'raise' else 0))
+
+
+def raise_if_bad(state: Any) -> None:
+  """Raises for what the compressed means of an optimizer have counted and nobody should train on with.
+
+  A program on an accelerator cannot raise. A loop of your own calls this now and then, and before it saves: the
+  steps in question were skipped, so that nothing is spoilt until then. `train.run` looks after every step.
+
+  Args:
+    state: of an optimizer, as it lies on the mesh, outside of traced functions.
+
+  Raises:
+    RuntimeError: if messages were corrupt.
+    FloatingPointError: if a gradient was not finite where `nonfinite='raise'`.
+  """
+  raise_for(*bad_counts(state))
+
+
+def bad_counts(state: Any) -> tuple[int, int]:
+  """Corrupt messages and refused gradients that the compressed means of an optimizer have counted."""
+  said = lambda x: max((int(np.max(s.data)) for s in x.addressable_shards), default=0)
+  found = find(state, lambda n: isinstance(n, Stats))
+  return sum(said(s.corrupt) for s in found), sum(said(s.refused) for s in found)
+
+
+def raise_for(corrupt: int, refused: int, when: str = '') -> None:
+  """The errors of `raise_if_bad`, for counts."""
+  if corrupt:
+    raise RuntimeError(f'{corrupt} messages failed their checks{when}: memory or network errors, or workers that run '
+                       'different versions or configurations')
+  if refused:
+    raise FloatingPointError(f"{refused} workers have a gradient with NaN or infinity{when} (nonfinite='raise')")

@@ -64,12 +64,14 @@ def bucketed_mean(make: Callable[[], CompressedMean], buckets: int = 4) -> optax
 
 
 def _deal(tree, buckets):
-  """The leaves of a tree in order, in lists of about equally many entries."""
-  leaves = jax.tree.leaves(tree)
-  total, parts, seen = sum(math.prod(x.shape) for x in leaves), [[] for _ in range(buckets)], 0  # type: ignore
-  for x in leaves:
+  """The leaves of a tree in order, in lists of about equally many entries, each by the name of its first leaf."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  total, seen = sum(math.prod(x.shape) for _, x in leaves), 0
+  parts: list[dict[str, list[jax.Array]]] = [{} for _ in range(buckets)]
+  for path, x in leaves:
     middle = seen + math.prod(x.shape) / 2
-    parts[min(int(buckets * middle / max(total, 1)), buckets - 1)].append(x)
+    part = parts[min(int(buckets * middle / max(total, 1)), buckets - 1)]
+    part.setdefault(next(iter(part), jax.tree_util.keystr(path)), []).append(x)
     seen += math.prod(x.shape)
   return parts
 
@@ -131,7 +133,7 @@ def stale_mean(mean: CompressedMean) -> optax.GradientTransformation:
   def update(updates, state, params=None):
     del params
     like = empty_residual(tuple(jax.tree.leaves(updates)))
-    room = mean.steps.room(state.mean, like)._replace(live=state.live.reshape(()))
+    room = mean.steps.room(state.mean, updates)._replace(live=state.live.reshape(()))
     before = Outgoing(state.message[:room.capacity], state.compressor, room, like, ())
     # The gradients are there before anybody waits: until then the exchange runs in the background.
     handle = _after(state.handle, jax.tree.leaves(updates))

@@ -15,7 +15,7 @@ from dct_jax.compressors import empty_residual
 from dct_jax.contract import KEEP, TAKE_BACK, Compressor, Packed, Receipt, Room, Size, Stats
 from dct_jax.state import NEVER, find, own
 from dct_jax.transforms import checks
-from dct_jax.transforms.compressed_mean import POLICIES, no_receipt, no_stats, stop_if_bad, unless
+from dct_jax.transforms.compressed_mean import POLICIES, counted, no_receipt, no_stats, unless
 from dct_jax.transport import Transport
 
 
@@ -52,6 +52,7 @@ def push_pull(
     workers: int = 1,
     nonfinite: str = 'skip',
     rungs: int = 12,
+    agree: bool = False,
     transport: Transport | None = None,
 ) -> optax.GradientTransformation:
   """Gradients are pushed to owners of slices, which apply an optimizer and send model deltas back.
@@ -79,6 +80,9 @@ def push_pull(
       `compressed_mean`. The optimizer's state never sees it. If an owner's optimizer makes one itself, it
       counts as well; with 'skip' only that slice stays as it was, with its state, and those pushes are lost.
     rungs: message lengths to compile for either direction.
+    agree: the length of either direction's messages is agreed upon before they travel, in a collective of four
+      bytes, so that nothing overflows; without it there is room for what the last step's wanted, and what does not fit
+      waits, as large a share of every layer. A transport needs no such number.
     transport: from `dct_jax.connect`; messages then travel as long as they are.
 
   Returns:
@@ -107,7 +111,7 @@ def push_pull(
     raise ValueError(f'nonfinite must be one of {POLICIES}, got {nonfinite=}')
   if workers < 1 or (axis_name is None and workers != 1):
     raise ValueError(f'workers must be at least 1, and 1 without an axis, got {workers=} and {axis_name=}')
-  plan = _Plan(push, pull, optimizer, Owners(axis_name, rungs, transport), workers)
+  plan = _Plan(push, pull, optimizer, Owners(axis_name, rungs, transport, agree), workers)
 
   def init(params):
     layers, _ = checks.split_layers(params, None)
@@ -120,20 +124,19 @@ def push_pull(
     (layers,) = checks.check_local((layers,), state.worker, axis_name)
     _check_workers(axis_name, workers)
     worker = axes.worker(axis_name)
-    sizes = plan.sizes(layers)
+    sizes, group = plan.sizes(layers), checks.group_of(updates)
 
-    pushed, arrived = plan.push(layers, state, worker, sizes)
+    pushed, arrived = plan.push(layers, state, worker, sizes, group)
     served = plan.serve(arrived, state, updates, params, worker)
-    answer, answers = plan.pull(served, arrived, state, worker, sizes)
+    answer, answers = plan.pull(served, arrived, state, worker, sizes, group)
     new = plan.settle(pushed, served, answer, answers, state, worker)
 
     count = answers.nonfinite + answers.unsound
-    corrupt = stop_if_bad(answers._replace(nonfinite=count), nonfinite)
-    spoilt = count > 0 if nonfinite == 'pass' else answers.nonfinite > 0  # an unsound slice is 0 already
+    spoilt = answers.called_off | (nonfinite == 'pass') & (count > 0)  # an unsound slice is 0 already
     said = [unless(spoilt, from_slices(x, like.shape), nonfinite)
             for x, like in zip(answers.parts, layers, strict=True)]
-    stats = Stats(_together(answers.push, answers.pull), state.stats.nonfinite + count,
-                  state.stats.corrupt + corrupt, state.stats.drained)
+    stats = counted(state.stats, count, answers.corrupt, nonfinite)._replace(
+        receipt=_together(answers.push, answers.pull))
     return checks.merge_layers(updates, None, said, ()), new._replace(stats=stats)
 
   return optax.GradientTransformation(init, update)
@@ -183,14 +186,14 @@ class _Plan(NamedTuple):
         push_receipt=no_receipt(), pull_receipt=no_receipt(),
         dense_bytes=jnp.float32(4 * (1 + 1 / self.workers) * sum(x.size for x in layers)))
 
-  def push(self, layers, state, worker, sizes) -> tuple[Packed, Arrived]:
+  def push(self, layers, state, worker, sizes, group) -> tuple[Packed, Arrived]:
     """Compresses gradients slice by slice, and adds up what comes for this worker's own."""
     live = kernels.all_finite(layers).reshape(())
     rows = tuple(to_slices(x.astype(jnp.float32), self.workers) for x in layers)
     # Random choices must be independent: each message, out or back, has a number of its own.
     voices = worker * jnp.uint32(self.workers) + jnp.arange(self.workers, dtype=jnp.uint32)
-    room = self.owners.room(state.owners.push, sizes.push, self.workers)._replace(live=live, worker=voices)
-    packed = jax.vmap(self.compressor.compress, in_axes=(0, 0, 0, Room(None, None, None, 0)))(  # type: ignore
+    room = self.owners.room(state.owners.push, sizes.push, self.workers)._replace(live=live, worker=voices, group=group)
+    packed = jax.vmap(self.compressor.compress, in_axes=(0, 0, 0, Room(None, None, None, 0, None)))(  # type: ignore
         rows, state.push_residual if self.compressor.feedback else None, state.push, room)
     any_state = jax.tree.map(lambda x: x[0], state.push)  # what is used of it is equal for all
     read = lambda messages: self.compressor.decompress(messages, sizes.one, any_state)
@@ -204,11 +207,11 @@ class _Plan(NamedTuple):
     # An optimizer may make NaN of finite gradients, too.
     return _Served(delta, after, bad, kernels.all_finite(delta).reshape(()))
 
-  def pull(self, served, arrived, state, worker, sizes) -> tuple[Packed, Answers]:
+  def pull(self, served, arrived, state, worker, sizes, group) -> tuple[Packed, Answers]:
     """Compresses the change of this worker's slice once, for all, and reads everybody's."""
     room = self.owners.room(state.owners.pull, sizes.pull, self.workers)._replace(live=served.sound)
     room = room._replace(words=jnp.where(served.bad, 0, room.words),
-                         worker=jnp.uint32(self.workers**2) + worker)
+                         worker=jnp.uint32(self.workers**2) + worker, group=group)
     packed = self.answers.compress(
         served.delta, state.pull_residual if self.answers.feedback else None, state.pull, room)
     read = lambda messages: self.answers.decompress(messages, sizes.one, state.pull)
@@ -216,7 +219,7 @@ class _Plan(NamedTuple):
 
   def settle(self, pushed, served, answer, answers, state, worker) -> PushPullState:
     """The state after a step, or as it was where the step was called off."""
-    called_off = answers.nonfinite > 0  # the same number as `bad`, but known to be equal everywhere
+    called_off = answers.called_off
     # Numbers that count steps are of all owners, and go on together.
     undone = lambda x: called_off | (served.sound == 0) if jnp.ndim(x) else called_off
     optimizer_state = jax.tree.map(
@@ -226,8 +229,11 @@ class _Plan(NamedTuple):
       mode = jnp.where(called_off, TAKE_BACK, KEEP)
       push_residual = jax.vmap(self.compressor.settle, in_axes=(None, 0, 0, 0))(
           mode, pushed.message, pushed.residual, state.push)
+    # An owner that knows of no trouble has packed its change of the model, which is not made.
+    pull_residual = jax.tree.map(
+        lambda old, new: jnp.where(called_off, old, new), state.pull_residual, answer.residual or ())
     return PushPullState(
-        state.step + 1, worker.reshape(1), push_residual, pushed.state, answer.residual or (), answer.state,
+        state.step + 1, worker.reshape(1), push_residual, pushed.state, pull_residual, answer.state,
         optimizer_state, answers.state, state.stats, answers.push, answers.pull, state.dense_bytes)
 
 

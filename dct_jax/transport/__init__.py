@@ -12,8 +12,9 @@ from dct_jax.transport.calls import (
 )
 from dct_jax.transport.connect import Transport, connect, local_group
 from dct_jax.transport.links import Links, local_links, open_links
+from dct_jax.transport.tls import Tls
 
 __all__ = [
-    'Links', 'Transport', 'connect', 'gather_messages', 'is_bulk', 'local_group', 'local_links', 'mean',
+    'Links', 'Tls', 'Transport', 'connect', 'gather_messages', 'is_bulk', 'local_group', 'local_links', 'mean',
     'open_links', 'reduce_messages', 'reduce_stream', 'scatter_messages', 'start_messages', 'wait_messages',
 ]

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import os
+import secrets
 import socket
-from collections.abc import Callable
+import ssl
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,8 +21,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from dct_jax import native
+from dct_jax.transport import addresses, door
+from dct_jax.transport.tls import Relay, Tls
 
-ADDRESS = 64  # bytes that an address may take
+ADDRESS, SECRET = 64, 32  # bytes that an address may take, and those of a worker's share of the token
+TIMEOUT, DEADLINE = 60.0, 600.0
+UNCHECKED = 'DCT_JAX_FRAME_CRC'  # set to 0, channels that are opened then do without checksums: only to measure these
 
 
 class Traffic(NamedTuple):
@@ -26,33 +38,65 @@ class Traffic(NamedTuple):
   seconds: float  # in exchanges, waiting for others included
 
 
+class Patience(NamedTuple):
+  """Seconds after which a worker counts as gone.
+
+  Attributes:
+    timeout: in which nothing came, or was taken.
+    deadline: since an exchange began, whatever came.
+  """
+
+  timeout: float = TIMEOUT
+  deadline: float = DEADLINE
+
+  def check(self) -> Patience:
+    """Itself, or a ValueError."""
+    for name, seconds in self._asdict().items():
+      if not seconds > 0:  # NaN included
+        raise ValueError(f'{name} must be positive, got {name}={seconds}')
+    return self
+
+
 class Transport:
   """This process's way to the other workers of one mesh axis; made by `connect`.
 
   Every collective that uses it opens a channel of its own, a set of connections, so that exchanges that
   run at the same time do not mix. All processes open theirs in the same order, as they run the same
-  program. An exchange fails when a worker is gone at once, and after `timeout` seconds of silence
-  otherwise; the program ends with an error that names the worker.
+  program. An exchange fails when a worker is gone at once, after `timeout` seconds of silence, and when it takes
+  longer than `deadline` seconds; the program ends with a jax.errors.JaxRuntimeError (a ValueError where JAX calls
+  the program from C++), which names the worker and the exchange. Channels are closed when nobody has the transport,
+  or what was made with it, any more.
 
   Attributes:
     rank: number of this worker on the axis.
     size: number of workers.
   """
 
-  def __init__(self, rank: int, size: int, dial: Callable[[], tuple[list[int], list[str]]], timeout: float):
-    if not timeout > 0:  # NaN included
-      raise ValueError(f'timeout must be positive, got {timeout=}')
-    self.rank, self.size, self._timeout = rank, size, timeout
+  def __init__(self, rank: int, size: int, dial: Callable[[], tuple[list[int], list[str]]], patience: Patience):
+    self.rank, self.size, self._patience = rank, size, patience.check()
     self._dial, self._channels = dial, []  # type: ignore[var-annotated]
+    weakref.finalize(self, _close_all, self._channels).atexit = False  # type: ignore[misc]
 
   def dial(self) -> tuple[list[int], list[str]]:
-    """New connections, and who is at their other ends, by worker; -1 for this one. All must do so together."""
+    """New connections, and who is at their other ends, by worker; -1 for this one. All must do so together.
+
+    Raises:
+      ConnectionError: if a worker cannot be reached, or does not come, within the timeout.
+    """
     return self._dial()
 
   def open(self) -> int:
-    """Opens a channel; all workers must do so together. Returns its number in this process."""
+    """Opens a channel; all workers must do so together. Returns its number in this process.
+
+    Raises:
+      ConnectionError: as `dial`.
+    """
+    checked = os.environ.get(UNCHECKED) != '0'
+    if not checked:
+      warnings.warn(f'frames of this channel are not checked, because {UNCHECKED}=0', RuntimeWarning, stacklevel=2)
     sockets, names = self.dial()
-    self._channels.append(native.module().open_channel(self.rank, sockets, names, float(self._timeout)))
+    timeout, deadline = map(float, self._patience)
+    self._channels.append(native.module().open_channel(self.rank, sockets, names, timeout, deadline, checked))
     return self._channels[-1]
 
   def traffic(self) -> Traffic:
@@ -69,9 +113,7 @@ class Transport:
 
   def close(self) -> None:
     """Closes all channels; the others notice. Again does nothing."""
-    for channel in self._channels:
-      native.module().close_channel(channel)
-    self._channels = []
+    _close_all(self._channels)
 
   def __enter__(self) -> Transport:
     return self
@@ -80,25 +122,36 @@ class Transport:
     self.close()
 
 
-def connect(mesh: Mesh, axis_name: str = 'data', *, timeout: float = 60.0,
-            host: str | None = None) -> Transport:
+def _close_all(channels):
+  while channels:
+    native.module().close_channel(channels.pop())
+
+
+def connect(mesh: Mesh, axis_name: str = 'data', *, timeout: float = TIMEOUT, deadline: float = DEADLINE,
+            host: str | None = None, tls: Tls | None = None) -> Transport:
   """Prepares connections between the workers of a mesh axis; every process must call it.
 
   Args:
     mesh: from `make_mesh`, one device a process.
     axis_name: axis of the workers.
     timeout: seconds of silence after which a worker counts as gone.
-    host: address at which others reach this process; unless given, the one from which it reaches the
-      coordinator.
+    deadline: seconds after which a worker that has not finished its part of an exchange counts as gone, whatever
+      came from it; more than the largest exchange takes on this network.
+    host: address at which others reach this process; unless given, that of the interface that `train.start` was
+      told (or DCT_JAX_INTERFACE), or the one from which this process reaches the coordinator.
+    tls: certificates for connections that are encrypted, as all workers must have them; unless given, those of the
+      directory that `train.start` was told (or DCT_JAX_TLS), if there is one.
 
   Returns:
     A `Transport` for `all_gather`, `sparse_all_reduce` and the others.
 
   Raises:
-    ValueError: for an unknown axis, or a mesh with several devices a process.
+    ValueError: for an unknown axis or interface, a mesh with several devices a process, or times that are not positive.
     RuntimeError: without the native kernels.
+    OSError: if certificates cannot be read.
   """
   native.module()
+  patience = Patience(timeout, deadline).check()
   if axis_name not in mesh.shape:
     raise ValueError(f'the mesh has axes {tuple(mesh.shape)}, got {axis_name=}')
   owners = np.vectorize(lambda d: d.process_index, otypes=[int])(mesh.devices)
@@ -112,11 +165,15 @@ def connect(mesh: Mesh, axis_name: str = 'data', *, timeout: float = 60.0,
   axis = mesh.axis_names.index(axis_name)
   rank, line[axis] = int(here[0][axis]), slice(None)
   members = [int(p) for p in owners[tuple(line)]]
-  own_host = host or _own_address()
-  return Transport(rank, len(members), lambda: _dial(rank, members, own_host, timeout), timeout)
+  directory = addresses.told('tls')
+  tls = tls or (Tls.of(directory) if directory else None)
+  contexts = None if tls is None else (tls.context(server=True), tls.context(server=False))
+  own_host = host or addresses.own_address()
+  dial = functools.partial(_dial, rank, members, own_host, timeout, contexts)
+  return Transport(rank, len(members), dial, patience)
 
 
-def local_group(size: int, timeout: float = 60.0) -> list[Transport]:
+def local_group(size: int, timeout: float = TIMEOUT, deadline: float = DEADLINE) -> list[Transport]:
   """Connected transports of `size` threads of this process, for trying things out and for tests."""
   opened: list[dict[tuple[int, int], int]] = []
   counts = [0] * size
@@ -129,57 +186,74 @@ def local_group(size: int, timeout: float = 60.0) -> list[Transport]:
       opened.append({key: end.detach() for key, end in both})
     return [opened[turn].get((rank, j), -1) for j in range(size)], [f'thread {j}' for j in range(size)]
 
-  return [Transport(i, size, lambda i=i: dial(i), timeout) for i in range(size)]  # type: ignore[misc]
+  patience = Patience(timeout, deadline)
+  return [Transport(i, size, functools.partial(dial, i), patience) for i in range(size)]
 
 
-def _own_address() -> str:
-  coordinator = os.environ.get('DCT_JAX_COORDINATOR', '').rpartition(':')[0].strip('[]')
-  try:
-    family, _, _, _, to = socket.getaddrinfo(coordinator or socket.gethostname(), 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-      probe.connect(to)  # sends nothing; it only asks the routing table
-      return probe.getsockname()[0]
-  except OSError:
-    return '127.0.0.1'
-
-
-def _dial(rank, members, host, timeout):
+def _dial(rank: int, members: Sequence[int], host: str, timeout: float,
+          contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None) -> tuple[list[int], list[str]]:
   """One connection to every member: we call those before us, those after us call."""
-  family = socket.AF_INET6 if ':' in host else socket.AF_INET
-  with socket.socket(family, socket.SOCK_STREAM) as listener:
-    listener.bind((host, 0))
-    listener.listen(len(members))
-    listener.settimeout(timeout)
-    addresses = _share(f'{host} {listener.getsockname()[1]}')
-    names = [addresses[m].replace(' ', ':') for m in members]
-    sockets = [-1] * len(members)
-    for other in range(rank):
-      to, port = addresses[members[other]].split()
-      call = socket.create_connection((to, int(port)), timeout)
-      call.sendall(rank.to_bytes(4, 'little'))
-      sockets[other] = call.detach()
-    for _ in range(rank + 1, len(members)):
-      call, _ = listener.accept()
-      call.settimeout(timeout)
-      caller = int.from_bytes(_exactly(call, 4), 'little')
-      sockets[caller] = call.detach()
-  return sockets, names
+  serve, call = contexts or (None, None)
+  until = time.monotonic() + timeout
+  calls: dict[int, socket.socket] = {}
+
+  def allow(number):
+    if not rank < number < len(members):
+      return f'no worker {number} has to call worker {rank}'
+    return f'worker {number} is there already' if number in calls else ''
+
+  try:
+    with door.Door((host, 0), b'', rank, context=serve, allow=allow) as entrance:
+      found, entrance.token = _share(f'{host} {entrance.address[1]}')
+      where = [found[m].split() for m in members]
+      names = [':'.join(w) for w in where]
+      until = time.monotonic() + timeout  # from here on all are there
+      for other in range(rank):
+        with _blamed(f'worker {other} ({names[other]})'):
+          to = where[other][0], int(where[other][1])
+          calls[other] = door.enter(to, entrance.token, rank, other, until=until, context=call)
+      while len(calls) < len(members) - 1:
+        missing = next(i for i in range(rank + 1, len(members)) if i not in calls)
+        with _blamed(f'worker {missing} ({names[missing]}) has not connected within {timeout:g} s'):
+          caller = entrance.next(until)
+        if caller.number in calls:  # both proved themselves at the same moment
+          caller.call.close()
+          continue
+        calls[caller.number] = caller.call
+  except BaseException:
+    for one in calls.values():
+      one.close()
+    raise
+  return _descriptors(calls, len(members), contexts is not None), names
 
 
-def _exactly(call, count):
-  data = b''
-  while len(data) < count:
-    more = call.recv(count - len(data))
-    if not more:
-      raise ConnectionError('a worker closed its connection while it was made')
-    data += more
-  return data
+def _descriptors(calls, size, encrypted):
+  order = sorted(calls)
+  ends = Relay([calls[i] for i in order]).ends if encrypted and order else [calls[i] for i in order]
+  sockets = [-1] * size
+  for i, end in zip(order, ends, strict=True):
+    end.setblocking(True)
+    sockets[i] = end.detach()
+  return sockets
 
 
-def _share(text):
-  """Every process's text, by its number."""
-  mine = np.frombuffer(text.encode().ljust(ADDRESS), np.uint8)
-  if mine.size != ADDRESS:
+@contextlib.contextmanager
+def _blamed(who):
+  try:
+    yield
+  except OSError as error:
+    raise ConnectionError(f'{who} {error}'.replace(' ; ', '; ')) from error
+
+
+def _share(text: str) -> tuple[list[str], bytes]:
+  """Every process's text, by its number; and a token that nobody else can know, made of all their random numbers.
+
+  Both go through JAX's own collective, the first exchange between processes that the coordinator has brought together.
+  """
+  address = text.encode().ljust(ADDRESS)
+  if len(address) != ADDRESS:
     raise ValueError(f'an address must have at most {ADDRESS} characters, got {text=}')
-  rows = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, ADDRESS)
-  return [row.tobytes().decode().strip() for row in rows]
+  mine = np.frombuffer(address + secrets.token_bytes(SECRET), np.uint8)
+  rows = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, ADDRESS + SECRET)
+  token = hashlib.sha256(b'token of a channel' + rows[:, ADDRESS:].tobytes()).digest()
+  return [row[:ADDRESS].tobytes().decode(errors='replace').strip() for row in rows], token

@@ -44,6 +44,13 @@ DELTA = 0.97
 ONE_ROUND_BYTES = 16384
 
 
+# Frames of a channel: bytes before a body, behind it, and both (docs/wire_format.md).
+FRAME_MAGIC = 0xDC7F0002
+FRAME_HEAD = 24
+FRAME_TAIL = 4
+FRAME_BYTES = FRAME_HEAD + FRAME_TAIL
+
+
 class Settings(NamedTuple):
   """What a reduction may be told; static.
 

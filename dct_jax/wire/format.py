@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAGIC = 0xDC710000  # the upper half of every message's first word
+MAGIC = 0xDC720000  # the upper half of every message's first word: 0xDC7, version 2
 HEADER = 6  # words before a message's body
 
 # How indices travel. A message without entries has none of them.

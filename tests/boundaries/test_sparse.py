@@ -50,6 +50,19 @@ def test_thresholds_are_those_of_the_paper():
   assert np.count_nonzero(sparse_boundary(jnp.asarray(x[:1]), 0.29)) == 72
 
 
+@pytest.mark.parametrize('codec', ['float32', 'float16', 'int8'])
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
+def test_types_stay(dtype, codec, native):
+  x, gradient = (jnp.asarray(draw('normal', 4, 50, seed=s)).astype(dtype) for s in (0, 1))
+  out, back = jax.vjp(lambda x: sparse_boundary(x, 0.5, value_codec=codec), x)
+  (back,) = back(gradient)
+  assert out.dtype == back.dtype == x.dtype
+  wide = sparse_boundary(x.astype(jnp.float32), 0.5, value_codec=codec)
+  np.testing.assert_array_equal(out, wide.astype(dtype))
+  assert not ((back != 0) & (out == 0)).any()  # what is small in its row may become 0 in int8
+  assert ((back != 0) | (out == 0)).mean() >= (0.9 if codec == 'int8' else 1)
+
+
 def test_apart_lets_the_gradient_choose_for_itself():
   x, gradient = draw('normal', 4, 50), draw('normal', 4, 50, seed=3)
   out, back = jax.vjp(lambda x: sparse_boundary(x, 0.9, masks='apart'), x)

@@ -1,12 +1,14 @@
 """S2 Reducer: Theorem 1, what a sketch loses, where it contracts, what is fed back, and what is refused."""
 
 import functools
+import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from reference import rivals
 from reference import s2 as oracle
 
 import dct_jax
@@ -89,7 +91,9 @@ def test_blocks_of_a_gradient_are_algorithm_1(native, rows):
     blocks.append((ids, np.concatenate(layers)[ids]))
   entries = np.mean([len(ids) for ids, _ in blocks]) * unit
   buckets = round(float(state.collective.worker_lambda) * entries / rows)
-  union, sums = oracle.s2(blocks, 17, unit, oracle.keys(4, 0, rows), buckets)
+  group = zlib.crc32(b'[0]\n[1]\n[2]')  # where the layers are
+  keys = oracle.keys(rivals.seed_of(rivals.SKETCH, 4, group, 0, 0), 0, rows)
+  union, sums = oracle.s2(blocks, 17, unit, keys, buckets)
   dense = np.zeros((17, unit), np.float32)
   dense[union] = sums
   np.testing.assert_allclose(mean[0], dense[:9].reshape(-1)[:70] / workers, rtol=1e-5, atol=1e-6)
@@ -171,7 +175,7 @@ def test_narrow_values_are_unbiased_and_half_as_long():
 def test_workers_round_narrow_values_independently():
   """Alike gradients would else be rounded alike, and the error of a mean would be that of one worker."""
   g = np.random.default_rng(0).uniform(0.5, 1, 128).astype(np.float32)
-  collective = dct_jax.s2(512.0, values='int16', rungs=1)  # so long that nothing collides
+  collective = dct_jax.s2(512.0, values='int16', seed=1, rungs=1)  # so long that nothing collides
   tx = dct_jax.compressed_mean(dct_jax.block_top_k(1.0, 32, dense_below=0), collective, 'data')
   update, state = dct_jax.simulate(tx, jnp.zeros(128), 8)
   error = np.asarray(update(np.stack([g] * 8), state, None)[0]) - g

@@ -203,7 +203,7 @@ def mutate(words, rng):
   elif kind == 4:
     words[11 + rng.integers(4)] = rng.choice([0x7F800000, 0x7FC00000, 0x80000000, 0x7F000000, 0x7F000001])
   else:
-    words[0] = 0xDC710000 | int(rng.integers(2)) << 8 | int(rng.choice([0, 16, 17, 18]))
+    words[0] = 0xDC720000 | int(rng.integers(2)) << 8 | int(rng.choice([0, 16, 17, 18]))
   if rng.integers(3) and int(words[1]) <= words.size:
     words[5] = oracle.checksum(words, int(words[1]))
   return words

@@ -84,7 +84,7 @@ def test_messages_equal_the_oracle(mixed, step, worker):
   layers, residual = mixed.layers(), mixed.layers(1)
   exact = tuple(x + e for x, e in zip(layers, residual, strict=True))
   step = step if mixed.name == 'ternary' else 0  # the others have no state
-  want = oracle.encode(mixed.name, *mixed.split(exact), oracle.seed_of(0, step, worker))
+  want = oracle.encode(mixed.name, *mixed.split(exact), oracle.seed_of(oracle.ROUND, 0, 0, step, worker))
   packed = send(mixed.compressor, layers, residual, step, worker)
   assert mixed.compressor.size(layers)[:4] == (want.size, want.size, want.size, 1103)
   np.testing.assert_array_equal(packed.message, np.pad(want, (0, 3)))
@@ -143,7 +143,7 @@ def mutate(words, rng, num_dense):
     words[6 + num_dense + rng.integers(2)] = rng.choice(
         [0x7F800000, 0x7FC00000, 0x80000000, 0x7F000000, 0x7F000001, 0x7F7FFFFF])
   else:
-    words[0] = 0xDC710000 | int(rng.integers(2)) << 8 | int(rng.choice([0, 18, 19, 20, 21, 22]))
+    words[0] = 0xDC720000 | int(rng.integers(2)) << 8 | int(rng.choice([0, 18, 19, 20, 21, 22]))
   if rng.integers(3) and int(words[1]) <= words.size:
     words[5] = oracle.checksum(words, int(words[1]))
   return words
@@ -179,7 +179,7 @@ def test_extreme_layers(name, dtype):
   exact = [np.asarray(x.astype(jnp.float32)) for x in layers]
   compressor = make(name)
   packed = send(compressor, layers, tuple(jnp.zeros(x.size) for x in layers))
-  want = oracle.encode(name, exact, [], oracle.seed_of(0, 0, 0))
+  want = oracle.encode(name, exact, [], oracle.seed_of(oracle.ROUND, 0, 0, 0, 0))
   np.testing.assert_array_equal(packed.message[:-3], want)
   sent = said(compressor, packed.message, layers)
   np.testing.assert_array_equal(
@@ -198,7 +198,8 @@ def test_bfloat16_gradients(name):
   x = jnp.asarray(x).astype(jnp.bfloat16)
   exact = np.asarray(x.astype(jnp.float32)) + e
   packed = send(make(name), (x,), (e,))
-  np.testing.assert_array_equal(packed.message[:-3], oracle.encode(name, [exact], [], oracle.seed_of(0, 0, 0)))
+  seed = oracle.seed_of(oracle.ROUND, 0, 0, 0, 0)
+  np.testing.assert_array_equal(packed.message[:-3], oracle.encode(name, [exact], [], seed))
   assert packed.residual[0].dtype == jnp.float32
 
 
@@ -311,7 +312,7 @@ def test_sampled_messages_equal_the_oracle(native, index_codec, step, worker):
   exact = [x + e for x, e in zip(layers, residual, strict=True)]
   c = sampled(native, keep, sample, least=least, seed=9, dense_below=8, index_codec=index_codec)
   packed = send(c, layers, residual, step, worker)
-  seed, at, index = oracle.seed_of(9, step, worker), 0, []
+  seed, at, index = oracle.seed_of(oracle.SAMPLE, 9, 0, step, worker), 0, []
   for x in (exact[0], exact[1], exact[3]):
     index.append(at + pick(x, oracle.sampled_threshold(x, keep, sample, least, at, seed)))
     at += x.size

@@ -99,7 +99,7 @@ def test_the_papers_figure_by_hand(native):
   zero = np.zeros(10, np.float32)
   message, left = encode((x,), (zero,), words_of([]), 1, 0, 99, s=1.0, native=native, capacity=9)
   assert message[8:9].view(np.uint8)[:2].tolist() == [175, 121]
-  assert message.tolist()[:5] == [0xDC710000 | 19, 9, 9, 0, 0]
+  assert message.tolist()[:5] == [0xDC720000 | 19, 9, 9, 0, 0]
   assert message[6:8].tolist() == [words_of(0.4), 2]
   want = np.array([-0.1, 0.1, 0, 0, 0.2, -0.1, -0.1, 0.1, 0, 0], np.float32)
   np.testing.assert_allclose(left[0], want, atol=1e-7)

@@ -98,7 +98,7 @@ def test_pack(native, dtype, codec, with_residual):
   everything = np.flatnonzero(mask)
   for limit in (0, 100, everything.size, 70_310):
     got = kernels.pack(layers, residual, tau, limit=limit, capacity=70_310, value_codec=codec)
-    want = everything[:limit]
+    want = select.evenly(everything, limit)
     assert got.wanted == everything.size
     assert got.sent == want.size
     np.testing.assert_array_equal(got.indices[:want.size], want)

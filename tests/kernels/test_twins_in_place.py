@@ -210,26 +210,60 @@ def run_server(lowered, state, grads, params):
   return out
 
 
-@pytest.mark.parametrize('stop_nonfinite', [False, True])
-def test_only_who_asks_for_it_gets_a_callback_on_an_accelerator(stop_nonfinite, monkeypatch):
-  """The jaxpr is looked at, because JAX lowers no callback for a platform that is not here."""
-  trace = lambda: str(jax.make_jaxpr(lambda a, b: kernels.stop_if(a, b, stop_nonfinite))(count, count))
-  count = jnp.uint32(0)
-  with kernels.use_native(False):
-    assert 'callback' in trace()
-    monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
-    assert ('callback' in trace()) == stop_nonfinite
-
-
-def test_an_accelerator_calls_a_step_off_for_a_corrupt_message_and_counts_it(monkeypatch):
-  """What a CPU stops for: the message stays in the residual, and nothing of the step is applied."""
+def test_a_step_with_a_corrupt_message_is_called_off_and_counted(native):
+  """The message stays in the residual, and nothing of the step is applied; whoever asks raises for it."""
   damaged = lambda compressor, words, *args: compressor.decompress(words.at[1, -1].add(1), *args)
   tx = dct_jax.compressed_mean(laws.make('int8'), dct_jax.collectives.all_gather(1, False, decode=damaged), 'data')
   update, state = dct_jax.simulate(tx, PARAMS[1:2], 2)
-  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  dct_jax.raise_if_bad(state)
   grads = gradients(2)[0][1:2]
   updates, state = update(grads, state, None)
   assert int(state.stats.corrupt) == 1
   assert not any(np.asarray(u).any() for u in updates)
   for e, g in zip(state.residual, grads, strict=True):
     np.testing.assert_allclose(e.reshape(g.shape), g, rtol=1e-5, atol=1e-5)
+  with pytest.raises(RuntimeError, match='1 messages failed their checks'):
+    dct_jax.raise_if_bad(state)
+
+
+SORT = re.compile(r'"stablehlo\.sort"\(.*?dimension = (\d+).*?\}\) : \(tensor<([\dx]+)x\w+>', re.DOTALL)
+QUICK_PAIRS = {('dct', 'all_gather'), ('three_lc', 'all_gather'), ('power_sgd', 'psum'), ('block_top_k', 'union_sum')}
+
+
+@pytest.mark.parametrize(('name', 'collective'), [
+    pytest.param(*pair, marks=() if pair in QUICK_PAIRS else pytest.mark.slow) for pair in laws.PAIRS])
+def test_every_pair_is_exported_for_accelerators(name, collective):
+  """As a program that stands alone: no effects, no calls to the host, one collective a round, no sort of a layer."""
+  tx, mesh = laws.transform(name, collective), dct_jax.make_mesh(WORKERS)
+  _, state, specs = dct_jax.init(tx, laws.PARAMS, mesh)
+  step = jax.jit(jax.shard_map(
+      lambda g, s: tx.update(tuple(x.reshape(x.shape[1:]) for x in g), s), mesh=mesh,
+      in_specs=(P('data'), specs), out_specs=(P(), specs)))
+  with kernels.use_native(False):
+    exported = jax.export.export(step, platforms=('tpu', 'cuda'))(laws.gradients(WORKERS, 1)[0], state)
+  text = exported.mlir_module()
+  assert exported.platforms == ('tpu', 'cuda')
+  assert 'callback' not in text and 'dct_jax_' not in text
+  found = collections.Counter(COLLECTIVE.findall(text))
+  branches = {'union_sum': 3, 's2': 3 + 8, 'psum': 4}.get(collective, 3 + 1)
+  assert 1 <= found.total() <= 2 * branches, found
+  longest = max(x.size for x in laws.PARAMS)
+  sorted_along = [int(shape.split('x')[int(axis)]) for axis, shape in SORT.findall(text)]
+  assert len(sorted_along) == text.count('"stablehlo.sort"')
+  assert name == 'dct_sort' or all(n < longest for n in sorted_along), sorted_along
+  assert name != 'dct_sort' or longest in sorted_along  # the pattern finds what it looks for
+
+
+@pytest.mark.parametrize('name', ['top_k', 'qsgd', 'three_lc', 'int8', 'identity'])
+def test_no_gradient_goes_through_a_mean(name, native):
+  """Silent zeros would be wrong: twins refuse as native kernels do."""
+  tx = laws.transform(name, 'psum' if laws.make(name).summed else 'all_gather', axis_name=None)
+  told = lambda g: sum(jnp.sum(u) for u in tx.update(g, tx.init(laws.PARAMS))[0])
+  for how in (jax.grad, lambda f: jax.jit(jax.grad(f))):
+    with pytest.raises(ValueError, match=r'has no gradient|cannot be differentiated'):
+      how(told)(jax.tree.map(jnp.ones_like, laws.PARAMS))
+
+
+def test_a_boundary_has_gradients_all_the_same(native):
+  grad = jax.grad(lambda x: jnp.sum(dct_jax.sparse_boundary(x, 0.75) * 7))(jnp.array([[1.0, -4.0, 0.0, 3.0]]))
+  assert grad.tolist() == [[0, 7, 0, 7]]

@@ -56,6 +56,8 @@ def test_numbers_of_messages_are_those_of_python():
   assert constant('kMagic') == wire_format.MAGIC
   assert constant('kHeader') == wire_format.HEADER
   assert constant('kNonfinite') == header.NONFINITE
+  assert constant('kFrameMagic') == exchanges.FRAME_MAGIC
+  assert (constant('kFrameHead'), constant('kFrameTail')) == (exchanges.FRAME_HEAD, exchanges.FRAME_TAIL)
   assert members('IndexCode') == {
       'None': wire_format.NO_INDICES, 'Auto': wire_format.AUTO,
       **{camel(name): code for name, code in wire_format.INDEX_CODES.items()}}

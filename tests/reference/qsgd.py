@@ -74,13 +74,12 @@ def dequantize(block, count, bits, bucket):
 
 
 def checksum(message, length):
-  total = 0
-  for i in range(length):
-    if i != 5:
-      x = (int(message[i]) + i * 0x9E3779B1) & MASK
-      x = ((x ^ x >> 16) * 0x7FEB352D) & MASK
-      total += x ^ x >> 15
-  return total & MASK
+  place = np.arange(1, length + 1, dtype=np.uint64)
+  key = (place * np.uint64(0x9E3779B1)) & np.uint64(MASK)
+  odd = (((key ^ (key >> np.uint64(15))) * np.uint64(0x2C1B3C6D)) & np.uint64(MASK)) | np.uint64(1)
+  each = (mix(np.asarray(message[:length], np.uint64) ^ key) * odd) & np.uint64(MASK)
+  total = int(each.sum()) - (int(each[5]) if length > 5 else 0)
+  return int(mix(np.array([total & MASK], np.uint64))[0])
 
 
 def message_words(sizes, num_dense, bits, bucket):
@@ -95,7 +94,7 @@ def encode(layers, dense, seed, bits, bucket, empty=False, nonfinite=False):
     at += x.size
   body = np.concatenate(body)
   out = np.concatenate([np.zeros(6, np.uint32), np.zeros(0, np.uint32) if empty else body])
-  out[:5] = [0xDC710000 | CODEC[bits], out.size, 6 + body.size, 0, nonfinite]
+  out[:5] = [0xDC720000 | CODEC[bits], out.size, 6 + body.size, 0, nonfinite]
   out[5] = checksum(out, out.size)
   return out
 
@@ -105,7 +104,7 @@ def decode(message, sizes, num_dense, bits, bucket):
   full = message_words(sizes, num_dense, bits, bucket)
   nothing = [np.zeros(n, np.float32) for n in (*sizes, num_dense)]
   length = int(message[1])
-  if int(message[0]) != 0xDC710000 | CODEC[bits] or int(message[3]) or length not in (6, full):
+  if int(message[0]) != 0xDC720000 | CODEC[bits] or int(message[3]) or length not in (6, full):
     return None
   if length > message.size or checksum(message, length) != int(message[5]):
     return None

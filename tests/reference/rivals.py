@@ -128,7 +128,7 @@ def encode(name, layers, dense, seed=0, empty=False, nonfinite=False):
     at += x.size
   body = np.concatenate(body)
   out = np.concatenate([np.zeros(6, np.uint32), body[:0] if empty else body])
-  out[:5] = [0xDC710000 | block.code, out.size, 6 + body.size, 0, nonfinite]
+  out[:5] = [0xDC720000 | block.code, out.size, 6 + body.size, 0, nonfinite]
   out[5] = checksum(out, out.size)
   return out
 
@@ -137,7 +137,7 @@ def decode(name, message, sizes, num_dense):
   """The values of (layers..., dense) that a message carries, zeros if it is empty; None if it is refused."""
   block, length = BLOCKS[name], int(message[1])
   full = 6 + num_dense + sum(block.words(n) for n in sizes)
-  if int(message[0]) != 0xDC710000 | block.code or int(message[3]) or length not in (6, full):
+  if int(message[0]) != 0xDC720000 | block.code or int(message[3]) or length not in (6, full):
     return None
   if length > message.size or checksum(message, length) != int(message[5]):
     return None
@@ -156,10 +156,16 @@ def decode(name, message, sizes, num_dense):
 # A threshold from a sample.
 
 
-def seed_of(seed, step, worker):
+ROUND, SAMPLE, SKETCH = 1, 2, 6  # purposes of random choices
+
+
+def seed_of(purpose, seed, group, step, worker):
   """The number that a step of a worker draws by."""
-  one = lambda x: np.array([x % 2**32], np.uint64)
-  return int(mix(one(int(mix(one(int(mix(one(seed))[0]) + step))[0]) + worker))[0])
+  one = lambda x: int(mix(np.array([x % 2**32], np.uint64))[0])
+  out = one(purpose)
+  for number in (seed, group, step, worker):
+    out = one(out + number)
+  return out
 
 
 def sample_positions(size, count, first_index, seed):

@@ -23,6 +23,15 @@ def dct_mask(x, tau):
   return (np.abs(x) >= tau) & (x != 0)
 
 
+def evenly(items, keep):
+  """`keep` of some things, or all: of the first n there are n keep / have, in 32 binary places, rounded up."""
+  have = len(items)
+  if keep >= have:
+    return items
+  share = -(-(keep << 32) // have)
+  return items[[i for i in range(have) if (i + 1) * share >> 32 > i * share >> 32]]
+
+
 def top_k_mask(x, k):
   """The k largest magnitudes, the lowest index first among equals; zeros are never selected."""
   x = np.asarray(x)

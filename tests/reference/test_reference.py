@@ -33,12 +33,17 @@ def loop_checksum(words):
   for i, word in enumerate(int(word) for word in words):
     if i == 5:
       continue
-    x = (word + i * 0x9E3779B1) % 2**32
-    x ^= x >> 16
-    x = (x * 0x7FEB352D) % 2**32
-    x ^= x >> 15
-    total = (total + x) % 2**32
-  return total
+    key = (i + 1) * 0x9E3779B1 % 2**32
+    odd = (key ^ key >> 15) * 0x2C1B3C6D % 2**32 | 1
+    total = (total + loop_mix(word ^ key) * odd) % 2**32
+  return loop_mix(total)
+
+
+def loop_mix(x):
+  """The mixer on one Python integer."""
+  x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+  x = (x ^ x >> 15) * 0x846CA68B % 2**32
+  return x ^ x >> 16
 
 
 def resealed(words, **changes):
@@ -61,7 +66,7 @@ def test_message_word_by_word():
   assert words.dtype == np.uint32
   # Bits 01 1 001 00000000001 from the lowest up: positions 1, 2, 5 and 16.
   assert words.tolist() == [
-      0xDC710401, 11, 77, 4, 0x01000001, loop_checksum(words[:11]),
+      0xDC720401, 11, 77, 4, 0x01000001, loop_checksum(words[:11]),
       0x00003E00,  # 1.5 and padding
       0x00010026,  # unary
       0x00000005,  # remainders 1 0 1 0
@@ -102,7 +107,7 @@ def test_gap16_escapes():
   """Gaps 5, 0, 65535 and 2 * 65535 + 7 are the tokens 5 | 0 | E 0 | E E 7."""
   indices = [5, 6, 65542, 196620]
   words = wire.encode(indices, f32(1, 2, 3, 4), universe=200000, index_codec='gap16')
-  assert words[0] == 0xDC710200
+  assert words[0] == 0xDC720200
   assert words[4] == 0
   assert body(words)[:4] == [0x00000005, 0x0000FFFF, 0xFFFFFFFF, 0x00000007]
   assert wire.index_section_words(indices, 200000, 'gap16') == 4  # 7 tokens
@@ -116,11 +121,11 @@ def test_bitmap_and_int32():
   """Bits 0, 31, 32 and 39 of 40."""
   indices = [0, 31, 32, 39]
   words = wire.encode(indices, f32(1, 2, 3, 4), universe=40, index_codec='bitmap')
-  assert words[0] == 0xDC710300
+  assert words[0] == 0xDC720300
   assert body(words)[:2] == [0x80000001, 0x00000081]
   assert body(words)[2:] == [0x3F800000, 0x40000000, 0x40400000, 0x40800000]
   words = wire.encode(indices, f32(1, 2, 3, 4), universe=40, index_codec='int32')
-  assert words[0] == 0xDC710100
+  assert words[0] == 0xDC720100
   assert body(words)[:4] == indices
 
 
@@ -143,7 +148,7 @@ def test_auto_takes_the_smallest_and_the_lowest_id():
 def test_empty_message():
   """Nothing selected is a valid message of a bare header."""
   words = wire.encode([], [], universe=1000)
-  assert words.tolist() == [0xDC710100, 6, 6, 0, 0, loop_checksum(words)]
+  assert words.tolist() == [0xDC720100, 6, 6, 0, 0, loop_checksum(words)]
   message = wire.decode(words, universe=1000)
   assert (message.count, message.length, message.nonfinite) == (0, 6, False)
   assert len(message.indices) == len(message.values) == len(message.dense) == 0
@@ -162,7 +167,7 @@ def test_bfloat16_packing():
   """bfloat16 is the upper half of a float32."""
   words = wire.encode([0, 1, 2], f32(1, -1, 3.4e38), universe=3, index_codec='int32',
                       value_codec='bfloat16')
-  assert words[0] == 0xDC710102
+  assert words[0] == 0xDC720102
   assert body(words)[3:] == [0xBF803F80, 0x00007F7F]
 
 
@@ -179,12 +184,16 @@ def test_cast_rounds_to_even_and_saturates():
 
 
 def test_checksum():
-  """mix(1) by hand: 0x7FEB352D ^ (0x7FEB352D >> 15 = 0xFFD6) = 0x7FEBCAFB."""
-  assert wire.checksum(np.array([1, 99], np.uint32), 1) == 0x7FEBCAFB
-  # Word 1 holds what cancels 1 * 0x9E3779B1, so both words mix a 1.
-  word = 2**32 - 0x9E3779B1 + 1
-  assert wire.checksum(np.array([1, word], np.uint32), 2) == (2 * 0x7FEBCAFB) % 2**32
-  words = np.array([0xDC710100, 8, 8, 1, 0, 12345, 17, 0x3F800000, 7], np.uint32)
+  """Words that are their keys mix to 0, which any number times is 0: all of the sum is that of the last word."""
+  assert loop_mix(0) == 0
+  keys = [(i + 1) * 0x9E3779B1 % 2**32 for i in range(3)]
+  assert wire.checksum(np.array(keys, np.uint32), 3) == 0
+  # mix2(1): 0x7FEB352D ^ (0x7FEB352D >> 15 = 0xFFD6) = 0x7FEBCAFB; times 0x846CA68B is 0x6889F849 in 32 bits.
+  one = (0x7FEBCAFB * 0x846CA68B) % 2**32
+  one ^= one >> 16
+  odd = (keys[2] ^ keys[2] >> 15) * 0x2C1B3C6D % 2**32 | 1
+  assert wire.checksum(np.array([*keys[:2], keys[2] ^ 1], np.uint32), 3) == loop_mix(one * odd % 2**32)
+  words = np.array([0xDC720100, 8, 8, 1, 0, 12345, 17, 0x3F800000, 7], np.uint32)
   assert wire.checksum(words, 8) == loop_checksum(words[:8])
   words[5] = 54321
   assert wire.checksum(words, 8) == loop_checksum(words[:8])
@@ -227,14 +236,14 @@ def broken_messages():
   return [
       ('not a header', rice[:5]),
       ('magic', resealed(rice, w0=0xDC810400)),
-      ('version', resealed(rice, w0=0xDC720400)),
+      ('version', resealed(rice, w0=0xDC710400)),
       ('less than a header', resealed(rice, w1=5)),
       ('beyond the buffer', rice[:10]),
       ('checksum', flipped),
-      ('unknown index codec 0', resealed(rice, w0=0xDC710000)),
-      ('unknown index codec 5', resealed(rice, w0=0xDC710500)),
-      ('unknown value codec 16', resealed(rice, w0=0xDC710410)),
-      ('is not float32', resealed(rice, w0=0xDC710401)),
+      ('unknown index codec 0', resealed(rice, w0=0xDC720000)),
+      ('unknown index codec 5', resealed(rice, w0=0xDC720500)),
+      ('unknown value codec 16', resealed(rice, w0=0xDC720410)),
+      ('is not float32', resealed(rice, w0=0xDC720401)),
       ('without a meaning', resealed(rice, w4=rice[4] | 2)),
       ('Rice parameter 40', resealed(rice, w4=40 << 24)),
       ('Rice parameter 1 with', resealed(int32, w4=1 << 24)),

@@ -98,7 +98,7 @@ def encode(layers, dense, s, zero_runs=True, budget=None, nonfinite=False, empty
   """One message, and what it says of each layer.
 
   Header, dense values, a scale for each layer, the bytes of each layer, then these bytes, one layer after the
-  other. What a budget of words cuts off is not said, and decodes as zero.
+  other. What a budget of words cuts off is not said, and decodes as zero; each layer loses its share.
   """
   scales, bodies = [], []
   for x in layers:
@@ -108,22 +108,28 @@ def encode(layers, dense, s, zero_runs=True, budget=None, nonfinite=False, empty
   fixed = 6 + dense.size + 2 * len(layers)
   wanted = fixed + -(-sum(b.size for b in bodies) // 4)
   room = max(0, 4 * (wanted if budget is None else int(budget)) - 4 * fixed)
-  kept = []
+  kept, before, total = [], 0, sum(b.size for b in bodies)
   for b in bodies:
-    kept.append(b[:room])
-    room -= kept[-1].size
+    share = cut_at(before + b.size, room, total) - cut_at(before, room, total)
+    kept.append(b[:share])
+    before += b.size
   body = np.concatenate([*kept, np.zeros(0, np.uint8)])
   words = np.concatenate([
       np.zeros(6, np.uint32), dense.astype(np.float32).view(np.uint32),
       np.array(scales, np.float32).view(np.uint32), np.array([b.size for b in kept], np.uint32),
       np.pad(body, (0, -body.size % 4)).view(np.uint32)])
   words = words[:6] if empty else words
-  words[:5] = [0xDC710000 | CODEC, words.size, wanted, 0, nonfinite]
+  words[:5] = [0xDC720000 | CODEC, words.size, wanted, 0, nonfinite]
   words[5] = checksum(words, words.size)
   said = [np.zeros(x.shape, np.float32) if empty else
           dequantize(decode_layer(b, x.size), m).reshape(x.shape)
           for x, b, m in zip(layers, kept, scales, strict=True)]
   return words, said
+
+
+def cut_at(n, keep, have):
+  """How many of the first n of `have` things stay if `keep` do: n keep / have, in 32 binary places, rounded up."""
+  return n if keep >= have else n * -(-(keep << 32) // have) >> 32
 
 
 def decode_layer(code, count):
@@ -136,7 +142,7 @@ def decode(message, sizes, num_dense):
   """The values of (layers..., dense) that a message carries, zeros if it is empty; None if it is refused."""
   length = int(message[1])
   fixed = 6 + num_dense + 2 * len(sizes)
-  if int(message[0]) != 0xDC710000 | CODEC or int(message[3]) or length > message.size:
+  if int(message[0]) != 0xDC720000 | CODEC or int(message[3]) or length > message.size:
     return None
   if length < 6 or checksum(message, length) != int(message[5]):
     return None

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 MAGIC = 0xDC7
-VERSION = 1
+VERSION = 2
 HEADER_WORDS = 6
 CHECKSUM_WORD = 5
 MAX_UNIVERSE = 1 << 30
@@ -39,12 +39,23 @@ def checksum(words, length):
   words = np.asarray(words, np.uint32)[:length]
   position = np.arange(len(words), dtype=np.uint32)
   # Arrays of uint32 wrap modulo 2^32, which is the arithmetic that the page asks for.
-  x = words + position * np.uint32(0x9E3779B1)
-  x = x ^ (x >> np.uint32(16))
-  x = x * np.uint32(0x7FEB352D)
-  x = x ^ (x >> np.uint32(15))
+  x = shares(position, words)
   x[CHECKSUM_WORD:CHECKSUM_WORD + 1] = 0
-  return int(np.sum(x, dtype=np.uint64)) & 0xFFFFFFFF
+  return int(mix2(np.sum(x, dtype=np.uint32, keepdims=True))[0])
+
+
+def shares(position, words):
+  """What words at some places add to a checksum."""
+  key = (position + np.uint32(1)) * np.uint32(0x9E3779B1)
+  odd = (key ^ (key >> np.uint32(15))) * np.uint32(0x2C1B3C6D) | np.uint32(1)
+  return mix2(words ^ key) * odd
+
+
+def mix2(x):
+  """The page's mixer."""
+  x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+  x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+  return x ^ (x >> np.uint32(16))
 
 
 # Bits.

@@ -108,7 +108,7 @@ def test_bytes_are_those_that_a_boundary_inside_a_device_counts():
   assert results[1].traffic['backward_bytes'] == 2 * kept + heads + 2 * 4  # gradients have a scale
   sent = sum(w.links.sent_bytes for w in workers)
   told = sum(r.traffic['forward_bytes'] + r.traffic['backward_bytes'] for r in results)
-  assert sent == told + 8 * 2 * 2 * 2  # a length for every message: microbatches, cuts, ways
+  assert sent == told + 28 * 2 * 2 * 2  # a frame for every message: microbatches, cuts, ways
 
 
 @pytest.mark.parametrize('stages', [1, 2, 3, 5])

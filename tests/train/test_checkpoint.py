@@ -169,9 +169,10 @@ def test_bad_conserve_is_refused(saved):
 
 
 def test_replicas_that_differ_are_named():
-  replicas._compare(['a', 'b'], np.array([[1, 2], [1, 2]]))
-  with pytest.raises(RuntimeError, match=r'1 of 2 .* b with checksums \[2, 3\]'):
-    replicas._compare(['a', 'b'], np.array([[1, 2], [1, 3]]))
+  workers = np.array([4, 5, 6])
+  replicas._compare(['a', 'b'], workers, np.array([[1, 2], [1, 2], [1, 2]]))
+  with pytest.raises(RuntimeError, match=r'1 of 2 .* b, of which workers \[4, 6\] have 0x2, workers \[5\] have 0x3'):
+    replicas._compare(['a', 'b'], workers, np.array([[1, 2], [1, 3], [1, 2]]))
 
 
 def test_the_mean_of_the_last_checkpoints(tmp_path):

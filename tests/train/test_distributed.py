@@ -4,6 +4,7 @@ import pytest
 from absl import flags
 
 from dct_jax.train import distributed
+from dct_jax.transport import addresses
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +14,9 @@ def fresh(monkeypatch):
   monkeypatch.setattr(distributed, '_started', None)
   for name in distributed.Cluster._fields:
     monkeypatch.delenv('DCT_JAX_' + name.upper(), raising=False)
-  monkeypatch.setattr(distributed.jax.distributed, 'initialize', lambda *a: calls.append(a))
+  monkeypatch.delenv('JAX_COORDINATOR_BIND_ADDRESS', raising=False)
+  monkeypatch.setattr(addresses, '_told', addresses.Place())
+  monkeypatch.setattr(distributed.jax.distributed, 'initialize', lambda *a, **k: calls.append((*a, *k.values())))
   monkeypatch.setattr(distributed, '_set_devices', lambda n: calls.append(n))
   return calls
 
@@ -39,6 +42,54 @@ def test_environment_is_read_and_arguments_win(monkeypatch, fresh):
   monkeypatch.setenv('DCT_JAX_LOCAL_DEVICES', '2')
   distributed.start(process_id=1)
   assert fresh == [2, ('a:1', 4, 1)]
+
+
+@pytest.mark.parametrize('host', ['127.0.0.1', 'localhost'])
+def test_the_coordinator_listens_where_it_was_told_to(fresh, host):
+  distributed.start(f'{host}:1234', 2, 0)
+  assert fresh == [(f'{host}:1234', 2, 0, f'{host}:1234')]
+
+
+@pytest.mark.parametrize('host', ['192.0.2.7', 'no.such.host.invalid'])
+def test_an_address_that_others_know_this_host_by_is_not_listened_at(fresh, host):
+  distributed.start(f'{host}:1234', 2, 0)
+  assert fresh == [(f'{host}:1234', 2, 0)]
+
+
+def test_a_name_that_means_the_loopback_here_is_not_listened_at(fresh, monkeypatch):
+  """Debian's hosts know their own name as 127.0.1.1; others do not."""
+  monkeypatch.setattr(addresses.socket, 'getaddrinfo',
+                      lambda *a, **k: [(2, 1, 6, '', ('127.0.1.1', 0))])
+  distributed.start('myhost:1234', 2, 0)
+  assert fresh == [('myhost:1234', 2, 0)]
+
+
+def test_transports_learn_what_flags_and_environment_say(monkeypatch):
+  monkeypatch.setenv('DCT_JAX_INTERFACE', 'lo')
+  monkeypatch.setenv('DCT_JAX_TLS', 'somewhere')
+  assert addresses.own_address() == '127.0.0.1'
+  distributed.start('192.0.2.7:1', 2, 1, interface='127.0.0.5')
+  assert addresses.own_address() == '127.0.0.5'
+  assert addresses.told('coordinator') == '192.0.2.7:1'
+  assert addresses.told('tls') == 'somewhere'
+
+
+def test_the_way_to_the_coordinator_of_the_flags_decides(monkeypatch):
+  """Not what the host's own name stands for."""
+  asked, real = [], addresses.socket.getaddrinfo
+  monkeypatch.setattr(addresses.socket, 'getaddrinfo', lambda host, *a, **k: asked.append(host) or real(host, *a, **k))
+  distributed.start('127.0.0.7:1', 2, 1)
+  assert addresses.own_address() == '127.0.0.1'
+  assert asked == ['127.0.0.7']
+  monkeypatch.setenv('DCT_JAX_COORDINATOR', '192.0.2.9:1')  # the flags win
+  assert addresses.told('coordinator') == '127.0.0.7:1'
+
+
+@pytest.mark.parametrize('interface', ['nothing0', '192.0.2.7'])
+def test_an_interface_that_is_not_there_is_refused(interface, monkeypatch):
+  monkeypatch.setenv('DCT_JAX_INTERFACE', interface)
+  with pytest.raises(ValueError, match=rf"interface must be one of .*lo.*got interface='{interface}'"):
+    addresses.own_address()
 
 
 def test_words_in_the_environment_are_refused(monkeypatch):
@@ -74,6 +125,7 @@ def test_flags():
   distributed.define_flags(values)
   values(['program', '--coordinator=a:1', '--num_processes=2', '--process_id=1'])
   assert distributed.flag_values(values) == {
-      'coordinator': 'a:1', 'num_processes': 2, 'process_id': 1, 'local_devices': None}
+      'coordinator': 'a:1', 'num_processes': 2, 'process_id': 1, 'local_devices': None,
+      'interface': None, 'tls': None}
   with pytest.raises(flags.IllegalFlagValueError):
     values(['program', '--num_processes=0'])

@@ -6,9 +6,11 @@ import signal
 
 import jax
 import numpy as np
+import optax
 import program
 import pytest
 
+import dct_jax
 from dct_jax import train
 
 pytestmark = pytest.mark.plain_code
@@ -61,6 +63,49 @@ def test_nan_stops_with_the_step(caught, stops):
   with pytest.raises(FloatingPointError, match=stops):
     go()
   assert go(stop_on_nan=False).step == 20
+
+
+@pytest.mark.parametrize(('name', 'error', 'text'), [
+    ('corrupt', RuntimeError, '2 messages failed their checks in step 3'),
+    ('refused', FloatingPointError, '2 workers have a gradient with NaN or infinity in step 3')])
+def test_what_a_program_counts_the_loop_raises_for(name, error, text):
+
+  def step(params, state, batch):
+    return params, state, {'loss': np.float32(1), name: np.uint32(2 if batch >= 2 else 0)}
+
+  with pytest.raises(error, match=text):
+    train.run(step, {}, (), range(20), steps=20, progress=False, stop_on_nan=False)
+
+
+def test_a_refused_gradient_stops_training(tmp_path):
+  """With `nonfinite='raise'`, in the step that it is in; nothing of it is saved."""
+  p = program.Program(2, optax.chain(dct_jax.dct_dp(0.95, 4, 'data', nonfinite='raise'), optax.sgd(0.05)))
+  checkpoints = train.Checkpoints(tmp_path, {})
+  with pytest.raises(FloatingPointError, match='in step 3'):
+    train.run(p.step, p.params, p.state, with_nan(p.mesh, 2), steps=5, progress=False, checkpoints=checkpoints,
+              checkpoint_every=1)
+  assert checkpoints.latest() == 2
+
+
+def test_replicas_that_part_in_training_are_found_and_named():
+  """One device's copy changes by a bit."""
+  p, seen = program.Program(4), []
+
+  def step(params, state, batch):
+    params, state, scalars = p.step(params, state, batch)
+    seen.append(1)
+    if len(seen) == 3:
+      copies = [np.array(s.data) for s in params['w1'].addressable_shards]
+      copies[2].view(np.uint32)[0, 0] ^= 1
+      devices = [s.device for s in params['w1'].addressable_shards]
+      placed = [jax.device_put(x, d) for x, d in zip(copies, devices, strict=True)]
+      params['w1'] = jax.make_array_from_single_device_arrays(params['w1'].shape, params['w1'].sharding, placed)
+    return params, state, scalars
+
+  with pytest.raises(RuntimeError, match=r"differ between workers, the first is \['w1'\].*workers \[0, 1, 3\] have .*"
+                                         r'workers \[2\] have'):
+    train.run(step, p.params, p.state, program.make_batches(p.mesh), steps=9, progress=False, compare_every=2)
+  assert len(seen) == 4
 
 
 def test_too_few_batches_end_early():
@@ -147,3 +192,45 @@ def test_somebody_elses_handler_of_sigterm_stays():
 def test_bad_counts_are_refused(arguments):
   with pytest.raises(ValueError, match='got'):
     train.run(None, {}, {}, [], **arguments)
+
+
+class Failing:
+  """A full disk."""
+
+  directory = 'nowhere'
+
+  def latest(self):
+    return None
+
+  claim = totals = latest
+
+  def save(self, *_):
+    raise OSError('no space left')
+
+
+@pytest.mark.parametrize(('what', 'phase'), [
+    ('step', 'step 2, while computing and exchanging'), ('batches', 'step 2, while reading the next batch'),
+    ('evaluate', 'step 3, while evaluating'), ('checkpoints', 'step 3, while saving a checkpoint')])
+def test_errors_say_where_they_came_from(what, phase):
+  """A program of XLA whose collective fails, or a file system, names no worker and no step."""
+  p, calls = program.Program(2), itertools.count(1)
+  first, fail = p.step, what == 'step'
+
+  def step(*arguments):
+    if next(calls) == 2 and fail:
+      raise jax.errors.JaxRuntimeError('Gloo AllGather failed')
+    return first(*arguments)
+
+  def batches():
+    yield from itertools.islice(program.make_batches(p.mesh), 2)
+    if what == 'batches':
+      raise OSError('a file is gone')
+    yield next(program.make_batches(p.mesh))
+
+  def evaluate(params, state):
+    raise ValueError('no test set')
+
+  options = {'evaluate': {'evaluate': evaluate}, 'checkpoints': {'checkpoints': Failing()}}.get(what, {})
+  with pytest.raises((OSError, ValueError, jax.errors.JaxRuntimeError)) as caught:
+    train.run(step, p.params, p.state, batches(), steps=3, progress=False, **options)
+  assert caught.value.__notes__ == [f'on worker 0 of 1, in {phase}']

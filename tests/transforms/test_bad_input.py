@@ -1,10 +1,10 @@
 """What is refused, and how; gradients that are not finite."""
 
-import jax
 import jax.numpy as jnp
 import laws
 import numpy as np
 import pytest
+from reference import select
 
 import dct_jax
 
@@ -93,8 +93,12 @@ def test_skip(bad):
   np.testing.assert_array_equal(residual[1], old[1])  # dropped whole
   for w in (0, 2):  # kept whole
     np.testing.assert_array_equal(residual[w], old[w] + np.asarray(grads)[w])
-  # The threshold that was due in that step is taken in the next one.
+  # The threshold that was due in that step is taken in the next one, of that step's sums; others have theirs.
   updates, state = step((grads,), after)
+  sums = residual + np.asarray(grads) * np.float32([[0], [1], [0]])
+  want = [select.threshold(x, select.rank(500, 0.9)) for x in sums]
+  np.testing.assert_array_equal(np.ravel(state.compressor.tau), want)
+  assert (np.ravel(state.compressor.tau) != np.ravel(before.compressor.tau)).all()
   assert np.isfinite(np.asarray(updates[0])).all()
   assert np.asarray(updates[0]).any()
   assert (np.asarray(state.compressor.tau) > 0).all()
@@ -108,10 +112,16 @@ def test_pass():
   assert int(after.stats.nonfinite) == 1
 
 
-def test_raise():
-  with pytest.raises(Exception, match='NaN or infinity'):
-    jax.block_until_ready(bad_step('raise'))
-    jax.effects_barrier()
+def test_raise(native):
+  """No program stops: the step is skipped and counted, and whoever looks raises."""
+  *_, before, updates, after = bad_step('raise')
+  dct_jax.raise_if_bad(before)
+  assert not np.asarray(updates).any()
+  assert (int(after.stats.nonfinite), int(after.stats.refused)) == (1, 1)
+  with pytest.raises(FloatingPointError, match=r'1 workers have a gradient with NaN or infinity'):
+    dct_jax.raise_if_bad(after)
+  for policy in ('skip', 'pass'):
+    dct_jax.raise_if_bad(bad_step(policy)[-1])
 
 
 def test_masked_out_gradients_count_too():

@@ -1,11 +1,12 @@
-// The reader of parcels under AddressSanitizer: honest and broken frames in buffers of their exact size, so that a
-// single byte read out of bounds ends the program. Built and run by test_fuzz_frames.py; `fuzz_frames FRAMES SEED`.
+// Readers of frames, and of all that is in them, under AddressSanitizer: honest and broken ones in buffers of their
+// exact size, so that a single byte read out of bounds ends the program. Built and run by test_fuzz_frames.py;
+// `fuzz_frames FRAMES SEED TOLD` prints every TOLD-th short parcel, and what was read, for the oracle in Python.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
 
-#include "transport/units.h"
+#include "transport/message_form.h"
 
 namespace {
 
@@ -107,11 +108,32 @@ bool equal(const dct::Vec<T>& a, const dct::Vec<T>& b) {
   return std::equal(a.value, a.value + a.count, b.value);
 }
 
-long honest = 0, believed = 0;
+long honest = 0, believed = 0, told = 0;
 
-// One frame; whether all is well.
+void print_bytes(const void* data, int64_t bytes) {
+  std::printf(" x");
+  for (int64_t i = 0; i < bytes; ++i) std::printf("%02x", static_cast<const uint8_t*>(data)[i]);
+}
+
+// What a receiver expected, what came, and what it took that for: nothing if `out` is null.
 template <typename T>
-bool one() {
+void tell(const dct::Expected& expected, const uint8_t* bytes, int64_t length, const dct::Vec<T>* out) {
+  const char* type = std::is_same_v<T, uint32_t> ? "uint32" : sizeof(T) == 8 ? "float64" : "float32";
+  const auto& by = expected.quantization;
+  std::printf("parcel %s %lld %d %d %lld", type, (long long)expected.size, expected.workers, by.bits,
+              (long long)by.bucket);
+  print_bytes(bytes, length);
+  std::printf(" %s", out ? out->dense ? "dense" : "sparse" : "refused");
+  if (out) {
+    print_bytes(out->index, out->dense ? 0 : 4 * out->count);
+    print_bytes(out->value, out->count * int64_t(sizeof(T)));
+  }
+  std::printf("\n");
+}
+
+// One parcel; whether all is well.
+template <typename T>
+bool one(bool telling) {
   dct::Vec<T> v = any_vector<T>();
   const int workers = int(2 + draw(8));
   bool misread = false;  // the receiver expects another quantization than the sender's
@@ -144,14 +166,29 @@ bool one() {
   std::unique_ptr<uint8_t[]> exact(new uint8_t[size_t(length)]);  // a vector may have room behind its end
   std::copy(frame.begin(), frame.end(), exact.get());
   dct::Meta theirs;
+  telling = telling && length < 600;
+  told += telling;
   try {
     const dct::Vec<T> out = dct::read_parcel<T>(exact.get(), length, expected, &theirs);
+    if (telling) tell(expected, exact.get(), length, &out);
     ++believed;
     honest += !broken;
     return sound(out, expected) && theirs.plausible(workers, v.size) &&
            (broken || (equal(out, v) && theirs.entries == meta.entries));
   } catch (const dct::BadParcel&) {
+    if (telling) tell<T>(expected, exact.get(), length, nullptr);
     return broken;
+  }
+}
+
+// Values without a head, as they go around a ring.
+bool one_of_values() {
+  const int64_t count = int64_t(draw(300)), length = draw(3) ? 8 * count : int64_t(draw(2500));
+  std::unique_ptr<uint8_t[]> exact(new uint8_t[size_t(length)]());
+  try {
+    return dct::read_values<double>(exact.get(), length, count).size == count && length == 8 * count;
+  } catch (const dct::BadParcel&) {
+    return length != 8 * count;
   }
 }
 
@@ -213,21 +250,156 @@ bool one_bitmap() {
   }
 }
 
+// A frame as a channel sends it: in pieces, of which the system takes some.
+std::vector<uint8_t> sent(const std::vector<uint8_t>& body, const dct::FrameName& name) {
+  std::vector<dct::Piece> pieces;
+  for (size_t at = 0; at < body.size();) {
+    const size_t n = std::min(body.size() - at, size_t(draw(draw(2) ? 40 : 100000)));
+    pieces.push_back({body.data() + at, int64_t(n)});
+    at += n;
+  }
+  dct::FrameWriter writer(pieces, name);
+  std::vector<uint8_t> out;
+  while (!writer.done()) {
+    size_t room = 1 + draw(draw(2) ? 50 : 500000), taken = 0;
+    for (const iovec& part : writer.next()) {
+      const size_t n = std::min(room, part.iov_len);
+      const auto* from = static_cast<const uint8_t*>(part.iov_base);
+      out.insert(out.end(), from, from + n);
+      room -= n;
+      taken += n;
+    }
+    writer.advance(taken);
+  }
+  return out;
+}
+
+// Makes the checksums of a frame right again, so that what is behind them is reached.
+void check_in(std::vector<uint8_t>* frame) {
+  if (frame->size() < size_t(dct::kFrameBytes)) return;
+  dct::FrameHead head;
+  std::memcpy(&head, frame->data(), sizeof head);
+  head.check = head.sum();
+  std::memcpy(frame->data(), &head, sizeof head);
+  const uint32_t sum = dct::crc32c(0, frame->data(), int64_t(frame->size()) - dct::kFrameTail);
+  std::memcpy(frame->data() + frame->size() - dct::kFrameTail, &sum, sizeof sum);
+}
+
+long framed = 0;
+
+// One frame on its way through a channel: honest, damaged, or one whose head lies with good checksums.
+bool one_frame() {
+  std::vector<uint8_t> body(draw(50) ? draw(2000) : draw(600000));
+  for (uint8_t& byte : body) byte = uint8_t(rng());
+  const dct::FrameName name{uint32_t(rng()), uint32_t(rng())};
+  std::vector<uint8_t> frame = sent(body, name);
+  if (frame.size() != body.size() + size_t(dct::kFrameBytes)) return false;
+  const std::vector<uint8_t> before = frame;
+  const uint64_t what = draw(4);
+  if (what == 1) {
+    for (uint64_t i = 0; i < 1 + draw(3); ++i) frame[draw(frame.size())] ^= uint8_t(1 << draw(8));
+  } else if (what == 2) {
+    frame.resize(draw(frame.size()));
+  } else if (what == 3) {
+    const uint64_t x = draw(2) ? extreme() : draw(3), field = draw(4);  // magic, kind, length, sequence
+    const size_t places[] = {0, 4, 8, 16};
+    std::memcpy(frame.data() + places[field], &x, field == 2 ? 8 : 4);
+    check_in(&frame);
+  }
+  const bool broken = frame != before;
+  const int64_t most = int64_t(body.size()) + int64_t(draw(100));
+  dct::Incoming in{1, most};
+  dct::FrameReader reader(&in, name);
+  size_t at = 0;
+  try {
+    while (!reader.done() && at < frame.size()) {
+      const dct::FrameReader::Room room = reader.room();
+      const size_t n = std::min({size_t(room.count), frame.size() - at, size_t(1 + draw(draw(2) ? 30 : 500000))});
+      std::memcpy(room.at, frame.data() + at, n);
+      at += n;
+      reader.take(int64_t(n));
+    }
+  } catch (const dct::BadFrame&) {
+    return broken;
+  }
+  if (!reader.done()) return broken;  // it waits for the rest, until the timeout
+  ++framed;
+  return !broken && std::equal(body.begin(), body.end(), in.frame.begin()) && in.frame.size == int64_t(body.size());
+}
+
+long gathered = 0;
+
+// A message as it is gathered, and the vector that is made of it.
+bool one_message() {
+  dct::MessageForm form{{dct::Algorithm::kAllGather}, int64_t(1 + (draw(3) == 0) * draw(6)), dct::Values(draw(3)),
+                        {}, {}};
+  for (uint64_t i = 0; i < 1 + draw(3); ++i) form.sparse_sizes.push_back(int64_t(draw(200)));
+  for (uint64_t i = 0; i < draw(3); ++i) form.dense_sizes.push_back(int64_t(draw(20)));
+  const int64_t universe = form.universe(), dense = dct::value_words(form.dense_values(), form.values);
+  std::vector<uint32_t> index;
+  for (uint64_t at = draw(9); int64_t(at) < universe; at += 1 + draw(uint64_t(1) << draw(7))) {
+    index.push_back(uint32_t(at));
+  }
+  const int64_t count = int64_t(index.size());
+  const auto choice = dct::choose_codec(index.data(), count, universe, draw(2) ? dct::kAuto : uint32_t(1 + draw(4)));
+  const int64_t length = dct::kHeader + dense + choice.words + dct::value_words(count * form.unit, form.values);
+  std::vector<uint32_t> words(size_t(length), 0);
+  dct::write_indices(index.data(), count, choice, words.data() + dct::kHeader + dense);
+  words[dct::word::kKind] = dct::kMagic | choice.codec << 8 | uint32_t(form.values);
+  words[dct::word::kLength] = words[dct::word::kWanted] = uint32_t(length);
+  words[dct::word::kCount] = uint32_t(count);
+  words[dct::word::kFlags] = uint32_t(choice.rice) << 24;
+  if (length > form.most_words()) return false;
+  const bool broken = draw(4) != 0;
+  for (uint64_t i = 0; broken && i < 1 + draw(3); ++i) {
+    uint32_t& word = words[draw(3) ? draw(uint64_t(words.size())) : draw(6)];
+    word = draw(2) ? word ^ uint32_t(1) << draw(32) : uint32_t(extreme());
+  }
+  if (broken && draw(3) == 0) words.resize(draw(words.size() + 3), 7);
+  if (draw(16) && words.size() >= 6) {
+    words[dct::word::kChecksum] = dct::checksum(
+        words.data(), std::clamp<int64_t>(words[dct::word::kLength], dct::kHeader, int64_t(words.size())));
+  } else if (!broken) {
+    return true;
+  }
+  dct::Block<uint8_t> body(int64_t(4 * words.size() + (broken && draw(8) == 0 ? draw(4) : 0)));
+  std::fill(body.begin(), body.end(), uint8_t(1));
+  std::memcpy(body.begin(), words.data(), 4 * words.size());
+  if (!dct::whole_message(body)) return broken;
+  const dct::Stream stream = form.read(reinterpret_cast<const uint32_t*>(body.begin()), body.size / 4);
+  if (!stream.ok) return broken;
+  if (body.size != 4 * int64_t(reinterpret_cast<const uint32_t*>(body.begin())[dct::word::kLength])) return false;
+  ++gathered;
+  const dct::Vec<float> v = dct::vector_of(stream, form);
+  const dct::Expected expected{0, form.total(), 2, {}};
+  return sound(v, expected) && form.entries_of(stream) < uint64_t(1) << 40 && (broken || stream.index == index);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const long frames = argc > 1 ? std::atol(argv[1]) : 1000000;
   rng.seed(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0);
+  const long telling = argc > 3 ? std::atol(argv[3]) : 0;
+  const auto say = [](long f, const char* what) {
+    std::printf("frame %ld: %s\n", f, what);
+    return 1;
+  };
   for (long f = 0; f < frames; ++f) {
-    if (!(f % 4 == 0 ? one<double>() : f % 4 == 1 ? one<uint32_t>() : one<float>())) {
-      std::printf("frame %ld: an honest one was refused, or nonsense was believed\n", f);
-      return 1;
+    const bool tell_it = telling && f % telling == 0;
+    bool well = true;
+    switch (f % 8) {  // of parcels there is most to get wrong
+      case 0: well = one<double>(tell_it); break;
+      case 1: well = one<uint32_t>(tell_it); break;
+      case 2: well = one_frame(); break;
+      case 3: well = one_message(); break;
+      case 4: well = f % 16 == 4 ? one_bitmap<float>() : one_bitmap<double>(); break;
+      case 5: well = one_of_values(); break;
+      default: well = one<float>(tell_it);
     }
-    if (f % 4 == 0 && !(f % 8 ? one_bitmap<float>() : one_bitmap<double>())) {
-      std::printf("frame %ld: a bitmap led out of its vector, or an honest one was refused\n", f);
-      return 1;
-    }
+    if (!well) return say(f, "an honest one was refused, or nonsense was believed");
   }
-  std::printf("%ld frames, %ld honest, %ld believed, %ld unions\n", frames, honest, believed, united);
+  std::printf("%ld frames, %ld honest, %ld believed, %ld unions, %ld framed, %ld messages, %ld told\n", frames, honest,
+              believed, united, framed, gathered, told);
   return 0;
 }

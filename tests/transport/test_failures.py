@@ -1,6 +1,10 @@
 """A worker that is gone, silent or elsewhere: the others say so, soon, and stay with it."""
 
+import contextlib
+import gc
+import os
 import re
+import socket
 import threading
 import time
 
@@ -9,8 +13,9 @@ import numpy as np
 import pytest
 import workers
 
-from dct_jax import transport
+from dct_jax import native, transport
 from dct_jax.collectives.algorithms import ALGORITHMS
+from dct_jax.collectives.streams import Exchange
 from dct_jax.wire.exchanges import Settings
 
 BROKEN = 'has closed its connection|cannot be reached|is in another exchange'
@@ -48,6 +53,102 @@ def test_a_silent_worker_is_named_after_the_timeout(algorithm):
   assert all(0.9 < seconds < 2.5 for _, seconds in errors)
 
 
+def test_a_stuck_worker_is_named_by_those_that_wait_for_it():
+  """Alive, connected, and lost in something else: with four workers, whichever it is."""
+  done = threading.Event()
+  for text, _ in run_against(lambda t, call: done.wait(3), number=4, timeout=1.0, algorithm='split_all_gather'):
+    assert re.search(r'worker 3 \(thread 3\) has not answered for 1 s: it is gone or stuck, or waits for one that is '
+                     r'\(exchange 1: split_all_gather of 50 coordinates\)', text)
+
+
+class Trickle:
+  """Worker 1 of two, which takes all and sends zeros, one byte at a time."""
+
+  def __init__(self, pause, **patience):
+    mine, self._socket = socket.socketpair()
+    self._ended = threading.Event()
+    self._thread = threading.Thread(target=self._drip, args=(pause,))
+    self.channel = native.module().open_channel(
+        0, [-1, mine.detach()], ['me', 'trickle'], patience['timeout'], patience['deadline'], True)
+
+  def _drip(self, pause):
+    with contextlib.suppress(OSError):
+      head = self._socket.recv(1 << 16)[:24]
+      for byte in head:
+        if self._ended.wait(pause):
+          return
+        self._socket.sendall(bytes([byte]))
+
+  def __enter__(self):
+    self._thread.start()
+    return self.channel
+
+  def __exit__(self, *unused):
+    self._ended.set()
+    native.module().close_channel(self.channel)
+    self._thread.join(10)
+    self._socket.close()
+
+
+def test_a_byte_now_and_then_does_not_hold_an_exchange_for_ever():
+  """It is never silent for as long as the timeout; the deadline is for that."""
+  with Trickle(0.15, timeout=0.6, deadline=1.2) as channel:
+    text, seconds = workers.error_of(workers.reducer(channel))
+  assert re.search(r'worker 1 \(trickle\) was not done when the exchange had taken 1 s, its deadline: it is too slow, '
+                   r'or waits for one that is \(exchange 1: ', text)
+  assert 1.1 < seconds < 2.5
+
+
+def test_the_deadline_begins_anew_with_every_exchange():
+  def body(t):
+    call = workers.reducer(t.open())
+    for _ in range(4):
+      time.sleep(0.3 * t.rank)
+      out = np.asarray(call()[1])
+    return out
+
+  for out in workers.run_workers(2, body, timeout=5.0, deadline=0.8):
+    assert out.sum() == 6
+
+
+@pytest.mark.parametrize('name', ['timeout', 'deadline'])
+@pytest.mark.parametrize('seconds', [0, -1.0, float('nan')])
+def test_times_that_are_not_positive_are_refused(name, seconds):
+  with pytest.raises(ValueError, match=f'{name} must be positive'):
+    transport.local_group(2, **{name: seconds})
+
+
+def descriptors():
+  return len(os.listdir('/proc/self/fd'))
+
+
+def test_a_transport_that_is_dropped_closes_its_descriptors():
+  gc.collect()
+  before = descriptors()
+  group = transport.local_group(3)
+  for t in group:
+    t.open()
+  assert descriptors() == before + 6
+  del group, t
+  gc.collect()
+  assert descriptors() == before
+
+
+def test_what_was_made_with_a_transport_keeps_it():
+  """Whoever has the collective can go on."""
+  group = transport.local_group(2)
+  exchanges = [Exchange(50, 'data', transport=t, algorithm='all_gather') for t in group]
+  numbers = [t._channels[0] for t in group]
+  del group
+  gc.collect()
+  for number in numbers:
+    assert native.module().traffic(number)[0] == 0  # it is open
+  del exchanges
+  gc.collect()
+  with pytest.raises(RuntimeError, match='is not open'):
+    native.module().traffic(numbers[0])
+
+
 def test_a_short_timeout_is_kept_too():
   done = threading.Event()
   (_, seconds), = run_against(lambda t, call: done.wait(1), number=2, timeout=0.2)
@@ -73,7 +174,7 @@ def test_after_a_failure_the_channel_refuses_with_the_same_cause():
 
 def test_a_failure_in_the_background_comes_with_wait():
   message = np.zeros(6, np.uint32)
-  message[:3] = 0xDC710000, 6, 6
+  message[:3] = 0xDC720000, 6, 6
   layers = (np.zeros(10, np.float32),)
 
   def body(t):

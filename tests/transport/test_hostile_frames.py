@@ -13,13 +13,13 @@ import jax
 import numpy as np
 import pytest
 import workers
+from reference import frames as oracle
 
 from dct_jax import native, transport
 from dct_jax.collectives.algorithms import ALGORITHMS
 from dct_jax.wire.exchanges import Settings
 
-FRAME = struct.Struct('<IIQ')  # magic, sequence number, length
-PARCEL = struct.Struct('<IIIIqq8Q')
+PARCEL = oracle.PARCEL
 FIELDS = ('form', 'codec', 'rice', 'pad', 'count', 'index_words', 'nonfinite', 'corrupt', 'wanted', 'encoded',
           'missing', 'entries', 'sent', 'present')
 SPARSE, DENSE, QUANTIZED = range(3)
@@ -66,7 +66,8 @@ class Liar:
     mine, self._socket = socket.socketpair()
     self._socket.settimeout(20)
     order = slice(None, None, -1 if first else 1)
-    self.channel = native.module().open_channel(int(first), [-1, mine.detach()][order], ['me', 'liar'][order], 10.0)
+    self.channel = native.module().open_channel(
+        int(first), [-1, mine.detach()][order], ['me', 'liar'][order], 10.0, 20.0, True)
     self._thread = threading.Thread(target=self._lie, args=(answers,))
 
   def __enter__(self):
@@ -86,10 +87,11 @@ class Liar:
 
   def _lie(self, answers):
     for answer in answers:
-      magic, sequence, length = FRAME.unpack(self._take(FRAME.size))
-      lie = answer(self._take(length))
-      said, body = lie if isinstance(lie, tuple) else (len(lie), lie)
-      self._socket.sendall(FRAME.pack(magic, sequence, said) + body)
+      head = self._take(oracle.HEAD.size)
+      _, kind, length, sequence, _ = oracle.HEAD.unpack(head)
+      frame = head + self._take(length + oracle.TAIL.size)
+      lie = answer(oracle.decode(frame, kind, sequence, length))
+      self._socket.sendall(lie(kind, sequence) if callable(lie) else oracle.encode(lie, kind, sequence))
 
 
 def reduce_against(*answers, **options):
@@ -224,10 +226,54 @@ def test_frames_with_something_behind(extra):
       lambda frame: frame + bytes(extra), algorithm='all_gather', settings=Settings('rice')))
 
 
+def head_of(magic, kind, length, sequence):
+  start = struct.pack('<IIQI', magic, kind, length, sequence)
+  return start + oracle.TAIL.pack(oracle.crc32c(start))
+
+
 @pytest.mark.parametrize('said', [2**64 - 1, 2**63, 2**63 - 1, 2**62, 2**40, 1000])
 def test_frames_longer_than_makes_sense_take_no_memory(said):
+  lie = lambda frame: lambda kind, sequence: head_of(oracle.MAGIC, kind, said, sequence) + frame
   assert re.search(rf'worker 1 \(liar\) sends a frame of {said} bytes where at most \d+ make sense', error_against(
-      lambda frame: (said, frame), algorithm='all_gather'))
+      lie, algorithm='all_gather'))
+
+
+def flipped(bit):
+  """An answer: an honest frame with one bit that is another."""
+
+  def answer(body):
+    def frame(kind, sequence):
+      data = bytearray(oracle.encode(body, kind, sequence))
+      data[bit // 8 % len(data)] ^= 1 << bit % 8
+      return bytes(data)
+
+    return frame
+
+  return answer
+
+
+FRAME_BITS = 8 * (oracle.HEAD.size + oracle.PARCEL.size + 12 + 12 + oracle.TAIL.size)  # of the honest one
+
+
+def test_no_bit_of_a_frame_flips_unnoticed():
+  """Each bit of the head and the tail, and every seventh of the body; the error names worker and exchange."""
+  inside = range(8 * oracle.HEAD.size, FRAME_BITS - 8 * oracle.TAIL.size)
+  heads = {*range(FRAME_BITS)} - {*inside}
+  for bit in sorted(heads | {*inside[::7]}):
+    text = error_against(flipped(bit), algorithm='all_gather', settings=Settings('int32'))
+    assert re.search(r'worker 1 \(liar\) sent a frame that was damaged on its way: (its checksum|the checksum of its '
+                     r'head) is wrong \(exchange 1: all_gather of 50 coordinates\)', text), bit
+
+
+@pytest.mark.parametrize(('magic', 'ahead', 'error'), [
+    (0xDC7F0001, 0, 'sends frames of another version'), (0x12345678, 0, 'sends frames of another version'),
+    (oracle.MAGIC, 1, 'is in another exchange'), (oracle.MAGIC, 2**32 - 1, 'is in another exchange')])
+def test_frames_of_another_version_or_place(magic, ahead, error):
+  lie = lambda body: lambda kind, sequence: head_of(magic, kind, len(body), (sequence + ahead) % 2**32) + body
+  with Liar(lie) as channel:
+    text, seconds = workers.error_of(workers.reducer(channel, algorithm='all_gather'))
+  assert f'worker 1 (liar) {error}' in text
+  assert seconds < 5
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
@@ -316,7 +362,7 @@ def test_units_that_only_the_liar_has_are_units():
 
 def test_a_worker_that_lies_in_the_background_is_named_by_wait():
   message = np.zeros(6, np.uint32)
-  message[:3] = 0xDC710000, 6, 6
+  message[:3] = 0xDC720000, 6, 6
   message[5] = checksum(message)
   layers = (np.zeros(10, np.float32),)
   options = {'algorithm': ALGORITHMS.index('split_all_gather')}
@@ -341,7 +387,7 @@ def checksum(message):
 def test_messages_of_another_length_than_they_say(exchange, answer):
   """What lay in the buffer before would be taken for the rest of a message."""
   message = np.zeros(40, np.uint32)
-  message[:3] = 0xDC710000, 6, 6
+  message[:3] = 0xDC720000, 6, 6
   message[5] = checksum(message)
   with Liar(answer) as channel:
     call = jax.jit({

@@ -169,8 +169,8 @@ def test_reduced_messages_are_the_decompressed_ones(name, number):
 
 @pytest.mark.parametrize(('name', 'units'), [('top_k', 221 + 257 + 48 + 1), ('block_top_k', 14 + 17 + 3 + 1)])
 def test_union_sends_a_bit_a_unit_and_the_values_of_the_union(name, units):
-  """Layers that travel whole are one unit. Frames have a head of 16 bytes, parcels of 96."""
-  number, head = 4, 16 + 96
+  """Layers that travel whole are one unit. Frames have 28 bytes of their own, parcels 96."""
+  number, head = 4, 28 + 96
   packed = packed_of(name, 'usual', number)
   info, _ = workers.group(number).call(
       name, calls_of(name, Settings())[0], [arguments_of(name, p, 'union') for p in packed])[0]

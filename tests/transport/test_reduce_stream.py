@@ -14,7 +14,7 @@ from dct_jax.wire.exchanges import Settings
 
 DTYPES = {'float32': ('sum', 'max', 'min', 'product'), 'float64': ('sum', 'max', 'min', 'product'),
           'uint32': ('sum', 'max', 'min', 'product', 'or')}
-FRAME = 16 + 96  # bytes before a vector: the frame's head and the parcel's
+FRAME = 28 + 96  # bytes around a vector: the frame's and the parcel's
 
 
 def draw(rng, count, dtype):

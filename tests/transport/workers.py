@@ -33,9 +33,9 @@ def in_threads(body, workers):
   return results
 
 
-def run_workers(size, body, timeout=30.0):
+def run_workers(size, body, timeout=30.0, deadline=60.0):
   """body(transport) on one thread a worker; their results in order, or the first error."""
-  group = transport.local_group(size, timeout)
+  group = transport.local_group(size, timeout, deadline)
 
   def work(t):
     try:

@@ -54,7 +54,7 @@ def mutate(words, rng):
   elif kind == 4:
     words[6:] = rng.integers(2**32, size=CAPACITY - 6, dtype=np.uint32)
   else:
-    words[0] = 0xDC710000 | int(rng.integers(8)) << 8 | int(rng.integers(4))
+    words[0] = 0xDC720000 | int(rng.integers(8)) << 8 | int(rng.integers(4))
     words[4] = int(rng.integers(40)) << 24
   if rng.integers(3):
     words[5] = oracle.checksum(words, min(int(words[1]), CAPACITY))

@@ -3,6 +3,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "common/crc32c.h"
 #include "common/handler.h"
 #include "kernels/shared_memory.h"
 #include "transport/channel.h"
@@ -12,7 +13,6 @@
   each(pack)                  \
   each(threshold)             \
   each(all_finite)            \
-  each(stop_if)               \
   each(encode)                \
   each(unpack_sum)            \
   each(settle)                \
@@ -45,12 +45,13 @@ PyObject* handlers(PyObject*, PyObject*) {
   return all;
 }
 
-// open_channel(rank, sockets, names, timeout) -> number; the channel owns the sockets from now on.
+// open_channel(rank, sockets, names, timeout, deadline, checked) -> number; the channel owns the sockets from now on.
 PyObject* open_channel(PyObject*, PyObject* args) {
-  int rank;
-  double timeout;
+  int rank, checked;
+  dct::Patience patience;
   PyObject *sockets, *names;
-  if (!PyArg_ParseTuple(args, "iO!O!d", &rank, &PyList_Type, &sockets, &PyList_Type, &names, &timeout)) {
+  if (!PyArg_ParseTuple(args, "iO!O!ddp", &rank, &PyList_Type, &sockets, &PyList_Type, &names, &patience.silence,
+                        &patience.exchange, &checked)) {
     return nullptr;
   }
   std::vector<int> fds;
@@ -61,7 +62,21 @@ PyObject* open_channel(PyObject*, PyObject* args) {
     labels.push_back(label ? label : "");
   }
   if (PyErr_Occurred()) return nullptr;
-  return PyLong_FromLongLong(dct::open_channel(rank, std::move(fds), std::move(labels), timeout));
+  return PyLong_FromLongLong(dct::open_channel(rank, std::move(fds), std::move(labels), patience, checked));
+}
+
+// crc32c(bytes, before=0, tables=False): CRC32C of bytes that follow others, whose CRC32C is `before`.
+PyObject* crc32c(PyObject*, PyObject* args) {
+  Py_buffer bytes;
+  unsigned before = 0;
+  int tables = 0;
+  if (!PyArg_ParseTuple(args, "y*|Ip", &bytes, &before, &tables)) return nullptr;
+  uint32_t sum;
+  Py_BEGIN_ALLOW_THREADS
+  sum = dct::crc32c(before, bytes.buf, bytes.len, tables);
+  Py_END_ALLOW_THREADS
+  PyBuffer_Release(&bytes);
+  return PyLong_FromUnsignedLong(sum);
 }
 
 PyObject* close_channel(PyObject*, PyObject* number) {
@@ -151,6 +166,7 @@ PyMethodDef methods[] = {
     {"shared_write_int32", shared_write<uint32_t>, METH_VARARGS, "Writes memory that other threads may write."},
     {"timeline", timeline, METH_O, "When a channel's exchanges ran."},
     {"open_channel", open_channel, METH_VARARGS, "Opens a channel over connected sockets."},
+    {"crc32c", crc32c, METH_VARARGS, "CRC32C of bytes."},
     {"close_channel", close_channel, METH_O, "Closes a channel."},
     {"traffic", traffic, METH_O, "What a channel has moved."},
     {"handlers", handlers, METH_NOARGS, "A dictionary of XLA FFI handlers, as capsules."},
@@ -164,6 +180,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Native CPU kernels of d
 PyMODINIT_FUNC PyInit__native() {
   PyObject* self = PyModule_Create(&module);
   // Raised, here and in loader.py, when a kernel's arguments change: a stale library must not be used.
-  if (self) PyModule_AddIntConstant(self, "INTERFACE", 11);
+  if (self) PyModule_AddIntConstant(self, "INTERFACE", 13);
   return self;
 }

@@ -6,7 +6,6 @@ Ray's calls would do, too; `benchmarks/hierarchical.py` measures why tensors do 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import socket
 import struct
@@ -17,9 +16,10 @@ from multiprocessing import connection
 
 from dct_jax.runtime.cluster import messages
 from dct_jax.runtime.cluster.messages import ERROR, Head
+from dct_jax.transport import door
 
 PATIENCE = 120.0  # seconds of silence after which a node that was asked counts as lost
-PROOF = 10.0  # likewise for one that shall prove that it belongs to the run
+ATTEMPT = 10.0  # likewise for one that shall prove that it belongs to the run; whoever asked finds out anew where it is
 Address = tuple[str, int]
 
 
@@ -36,30 +36,35 @@ class Desk:
   """
 
   def __init__(self, answer: Callable[[Head, memoryview], bytes], token: bytes, host: str = '127.0.0.1'):
-    self._answer, self._token = answer, token
-    self._listener = socket.create_server((host, 0), backlog=1024)
-    self.address: Address = self._listener.getsockname()[:2]
+    self._answer = answer
+    self._door = door.Door((host, 0), token)
+    self.address: Address = self._door.address
     self._open: set[socket.socket] = set()
     self._closed = False
     threading.Thread(target=self._accept, name='desk', daemon=True).start()
 
   def _accept(self) -> None:
-    while not self._closed:
-      try:
-        wire, _ = self._listener.accept()
-        threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
-      except (OSError, RuntimeError):  # no room for one more: whoever asked tries again
-        time.sleep(0.01)
+    with self._door:
+      while not self._closed:
+        try:
+          wire = self._door.next().call
+        except OSError:
+          return  # the desk was closed
+        try:
+          threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
+        except RuntimeError:  # no room for one more: whoever asked tries again
+          wire.close()
 
   def _serve(self, wire: socket.socket) -> None:
     self._open.add(wire)
     try:
+      wire.setblocking(True)
+      _wait_at_most(wire, 0)
       with connection.Connection(os.dup(wire.fileno())) as call:
-        _prove(call, self._token, first=True)
         while not self._closed:
           call.send_bytes(self._reply(call.recv_bytes(messages.MOST)))
-    except (OSError, EOFError, multiprocessing.AuthenticationError):
-      pass  # whoever it was is gone, or a stranger
+    except (OSError, EOFError):
+      pass  # whoever it was is gone
     finally:
       self._open.discard(wire)
       wire.close()
@@ -76,10 +81,10 @@ class Desk:
   def close(self) -> None:
     """Hangs up. Threads that read learn of it, and end."""
     self._closed = True
-    for wire in (self._listener, *self._open):
+    self._door.stop()
+    for wire in list(self._open):
       with contextlib.suppress(OSError):
         wire.shutdown(socket.SHUT_RDWR)
-    self._listener.close()
 
 
 class Line:
@@ -105,7 +110,7 @@ class Line:
         self._call = _dial(self._find(), self._token)
       self._call.send_bytes(message)
       self._asked = True
-    except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
+    except (OSError, EOFError) as error:
       self._lost(error)
 
   def answer(self) -> tuple[Head, memoryview]:
@@ -144,27 +149,13 @@ class Line:
 
 
 def _dial(address: Address, token: bytes) -> connection.Connection:
-  call = connection.Client(address)
-  try:
-    _prove(call, token, first=False)
-    _wait_at_most(call, PATIENCE)
-    return call
-  except BaseException:
-    call.close()
-    raise
+  wire = door.enter(address, token, until=time.monotonic() + ATTEMPT, again=False)
+  wire.setblocking(True)
+  _wait_at_most(wire, PATIENCE)
+  return connection.Connection(wire.detach())
 
 
-def _prove(call: connection.Connection, token: bytes, first: bool) -> None:
-  """A challenge both ways, so that neither end talks to a stranger, nor waits for one that is silent."""
-  _wait_at_most(call, PROOF)
-  steps = [connection.deliver_challenge, connection.answer_challenge]  # type: ignore[attr-defined]
-  for step in steps if first else reversed(steps):
-    step(call, token)
-  _wait_at_most(call, 0)
-
-
-def _wait_at_most(call: connection.Connection, seconds: float) -> None:
+def _wait_at_most(wire: socket.socket, seconds: float) -> None:
   """Makes reading an error after so many seconds of silence; 0 for never. Small messages go out at once."""
-  with socket.socket(fileno=os.dup(call.fileno())) as wire:
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', int(seconds), int(seconds % 1 * 1e6)))
-    wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+  wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', int(seconds), int(seconds % 1 * 1e6)))
+  wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

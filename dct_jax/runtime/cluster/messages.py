@@ -16,7 +16,7 @@ from dct_jax.partition import codecs
 from dct_jax.partition.graph import Graph
 from dct_jax.partition.programs import Transfer
 
-HEAD = struct.Struct('<BxHIQQII')
+HEAD, CHECKSUM = struct.Struct('<BxHIQQII'), struct.Struct('<I')  # the checksum is the end of the head
 MOST = 1 << 31  # bytes of a message; a connection takes no longer ones
 
 RUN, NEXT, SYNC, ERROR, END, WAIT = range(1, 7)
@@ -32,7 +32,7 @@ class Head(NamedTuple):
     sender: number of a net or group.
     batch: its number, or another one that the kind needs.
     stamp: when this attempt at the batch began; later ones of a net have larger stamps, also after a restart.
-    checksum: CRC32 of the body.
+    checksum: CRC32 of the rest of the head and the body.
   """
 
   kind: int
@@ -46,7 +46,8 @@ class Head(NamedTuple):
 
 def join(head: Head, body: bytes = b'') -> bytes:
   """A message."""
-  return HEAD.pack(*head._replace(length=len(body), checksum=zlib.crc32(body))) + body
+  start = HEAD.pack(*head._replace(length=len(body), checksum=0))[:-CHECKSUM.size]
+  return start + CHECKSUM.pack(zlib.crc32(body, zlib.crc32(start))) + body
 
 
 def part(message: bytes) -> tuple[Head, memoryview]:
@@ -58,7 +59,8 @@ def part(message: bytes) -> tuple[Head, memoryview]:
   if len(message) < HEAD.size:
     raise ConnectionError(f'a message of {len(message)} bytes has no head')
   head, body = Head(*HEAD.unpack_from(message)), memoryview(message)[HEAD.size:]
-  if head.length != len(body) or head.checksum != zlib.crc32(body):
+  start = memoryview(message)[:HEAD.size - CHECKSUM.size]
+  if head.length != len(body) or head.checksum != zlib.crc32(body, zlib.crc32(start)):
     raise ConnectionError(f'a message was damaged on its way: {len(body)} bytes came of {head.length}')
   return head, body
 

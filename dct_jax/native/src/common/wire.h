@@ -8,7 +8,7 @@
 
 namespace dct {
 
-constexpr uint32_t kMagic = 0xDC710000;  // the upper half of every message's first word: 0xDC7, version 1
+constexpr uint32_t kMagic = 0xDC720000;  // the upper half of every message's first word: 0xDC7, version 2
 constexpr int64_t kHeader = 6;           // words before a message's body
 constexpr uint32_t kNonfinite = 1;       // flag: this worker's gradient was not finite
 
@@ -17,6 +17,12 @@ constexpr uint32_t kNonfinite = 1;       // flag: this worker's gradient was not
 namespace word {
 constexpr int64_t kKind = 0, kLength = 1, kWanted = 2, kCount = 3, kFlags = 4, kChecksum = 5;
 }  // namespace word
+
+// Frames of a channel: bytes before a body, behind it, and both.
+constexpr uint32_t kFrameMagic = 0xDC7F0002;  // 0xDC7F, version 2
+constexpr int64_t kFrameHead = 24;
+constexpr int64_t kFrameTail = 4;
+constexpr int64_t kFrameBytes = kFrameHead + kFrameTail;
 
 // How indices travel. A message without entries has none of them; "auto" asks a kernel for the shortest.
 enum IndexCode : uint32_t { kNone = 0, kInt32 = 1, kGap16 = 2, kBitmap = 3, kRice = 4, kAuto = 255 };

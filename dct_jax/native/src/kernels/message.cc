@@ -98,29 +98,10 @@ ffi::Error Settle(ffi::Buffer<ffi::U32> control, ffi::Buffer<ffi::U32> words, ff
   return ffi::Error::Success();
 }
 
-// counts = (nonfinite, corrupt); see kernels/dispatch.py: stop_if.
-ffi::Error StopIf(ffi::Buffer<ffi::U32> counts, ffi::ResultBuffer<ffi::U32> corrupt, bool stop_nonfinite) {
-  const uint32_t nonfinite = counts.typed_data()[0];
-  corrupt->typed_data()[0] = counts.typed_data()[1];
-  if (counts.typed_data()[1]) {
-    return ffi::Error(ffi::ErrorCode::kDataLoss,
-                      "RuntimeError: " + std::to_string(counts.typed_data()[1]) +
-                          " messages failed their checksum: memory or network errors, or workers that run "
-                          "different versions or configurations");
-  }
-  if (nonfinite && stop_nonfinite) {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                      "FloatingPointError: " + std::to_string(nonfinite) +
-                          " workers have a gradient with NaN or infinity (nonfinite='raise')");
-  }
-  return ffi::Error::Success();
-}
-
 }  // namespace
 
 DCT_HANDLER(encode, Encode, "universe", "unit", "index_codec", "value_codec");
 DCT_HANDLER(unpack_sum, UnpackSum, "dense_layers", "unit", "value_codec");
 DCT_HANDLER(settle, Settle, "dense_layers", "unit", "value_codec");
-DCT_HANDLER(stop_if, StopIf, "stop_nonfinite");
 
 }  // namespace dct

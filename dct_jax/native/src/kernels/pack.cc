@@ -118,15 +118,16 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer
     }
   });
 
-  // In order now: of entries equal to their threshold only the segment's quota goes, and of all no
-  // more than the limit. What does not go returns to the residual whole.
+  // In order now: of entries equal to their threshold only the segment's quota goes, and of what is left no more than
+  // the limit, every layer cut alike. What does not go returns to the residual whole.
   const int64_t limit = std::min<int64_t>(control.typed_data()[0], index->element_count());
   std::vector<uint32_t> left(quota, quota + ties.element_count());
-  int64_t sent = 0;
+  int64_t all = 0, sent = 0, i = 0;
   for (size_t c = 0; c < chunks.size(); ++c) {
     const Layer& layer = *chunks[c].layer;
-    uint32_t& wanted = sent_and_wanted[1 + (&layer - layers.data())];
-    for (const Entry& entry : selected[c].entries) {
+    std::vector<Entry>& entries = selected[c].entries;
+    size_t stay = 0;
+    for (const Entry& entry : entries) {
       int64_t s = layer.segment + (segment ? (entry.index - layer.offset) / segment : 0);
       if (quota[s] != UINT32_MAX && std::fabs(entry.value) == taus[s]) {
         if (!left[size_t(s)]) {
@@ -135,12 +136,20 @@ ffi::Error Pack(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> control, ffi::Buffer
         }
         --left[size_t(s)];
       }
-      ++wanted;
-      if (sent < limit) {
+      entries[stay++] = entry;
+    }
+    entries.resize(stay);
+    sent_and_wanted[1 + (&layer - layers.data())] += uint32_t(stay);
+    all += int64_t(stay);
+  }
+  const Cut cut(limit, all);
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    for (const Entry& entry : selected[c].entries) {
+      if (all <= limit || cut.keeps(i++)) {
         index->typed_data()[sent] = entry.index;
         value->typed_data()[sent++] = entry.value;
       } else {
-        put_back(layer, entry);
+        put_back(*chunks[c].layer, entry);
       }
     }
   }

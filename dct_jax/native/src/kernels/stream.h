@@ -5,15 +5,9 @@
 
 #include "common/integers.h"
 #include "common/values.h"
+#include "kernels/checksum.h"
 
 namespace dct {
-
-// The checksum of a message of `length` words, whatever its checksum word says.
-inline uint32_t checksum(const uint32_t* words, int64_t length) {
-  uint32_t sum = 0;
-  for (int64_t i = 0; i < length; ++i) sum += mix(words[i] + uint32_t(i) * 0x9E3779B1u);
-  return sum - mix(words[word::kChecksum] + uint32_t(word::kChecksum) * 0x9E3779B1u);
-}
 
 // The smallest and the largest Rice parameter that are tried: at most four, around the best one for even gaps.
 struct RiceRange {

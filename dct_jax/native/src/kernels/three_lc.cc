@@ -136,20 +136,24 @@ class Symbols {
     return total;
   }
 
-  // Writes at most `room` bytes, and how many of each layer; returns how many in all. `covered` learns how many codes
-  // of a layer were said.
+  // Writes at most `room` bytes, all layers cut alike, and how many of each; returns how many in all. `covered` learns
+  // how many codes of a layer were said.
   int64_t join(const std::vector<Coded>& coded, int64_t room, uint8_t* out, uint32_t* sizes,
                std::vector<int64_t>* covered) {
-    int64_t at = 0;
+    const Cut cut(room, bytes());
+    int64_t at = 0, before = 0;
     size_t p = 0;
     for (size_t layer = 0; layer < coded.size(); ++layer) {
+      const size_t first = p;
       int64_t wanted = 0, taken = 0;
-      for (; p < parts_.size() && parts_[p].coded == &coded[layer]; ++p) {
-        const int64_t bytes = found_[p].bytes(), take = std::min(bytes, room - at);
-        write(int64_t(p), take, out + at);
+      for (; p < parts_.size() && parts_[p].coded == &coded[layer]; ++p) wanted += found_[p].bytes();
+      before += wanted;
+      const int64_t share = cut.at(before) - at;
+      for (size_t i = first; i < p; ++i) {
+        const int64_t take = std::min(found_[i].bytes(), share - taken);
+        write(int64_t(i), take, out + at);
         at += take;
         taken += take;
-        wanted += bytes;
       }
       sizes[layer] = uint32_t(taken);
       covered->push_back(taken == wanted ? coded[layer].bytes : codes_of(out + at - taken, taken));

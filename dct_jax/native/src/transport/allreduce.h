@@ -10,6 +10,19 @@
 
 namespace dct {
 
+// For errors.
+inline const char* name_of(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAllGather: return "all_gather";
+    case Algorithm::kRecursiveDouble: return "recursive_double";
+    case Algorithm::kSplitAllGather: return "split_all_gather";
+    case Algorithm::kDsar: return "dsar";
+    case Algorithm::kDense: return "dense";
+    case Algorithm::kUnion: return "union";
+  }
+  return "an unknown algorithm";
+}
+
 // What a reduction is told.
 struct Settings {
   Algorithm algorithm;
@@ -51,7 +64,7 @@ class Reducer {
                       set_.bucket, units}) {
       hash = mix(hash * 31 + uint32_t(x) + 1);
     }
-    channel_.begin(hash);
+    channel_.begin(hash, std::string(name_of(set_.algorithm)) + " of " + std::to_string(size) + " coordinates");
   }
 
   // The reduction of dense vectors, as a part of an exchange that has begun. Large ones go around a ring.
@@ -122,7 +135,7 @@ class Reducer {
     uint64_t sent = uint64_t(mine.bytes());
     std::vector<Vec<T>> all;
     for (const Incoming& i : in) {
-      sent += uint64_t(i.frame.size + kFrameHead);
+      sent += uint64_t(i.frame.size + kFrameBytes);
       all.push_back(open(i, own.begin, own.size, &result.meta));
     }
     result.meta.sent += sent * uint64_t(workers_ - 1);
@@ -164,7 +177,7 @@ class Reducer {
     std::vector<const Vec<T>*> parts = {sum, &theirs};
     if (in.peer < rank_) std::swap(parts[0], parts[1]);
     *sum = combine<O, T>(parts, delta(sum->size));
-    meta->sent += copies * uint64_t(in.frame.size + kFrameHead);
+    meta->sent += copies * uint64_t(in.frame.size + kFrameBytes);
   }
 
   Result<T> hand_out(Vec<T> sum, Meta all, int two, int extra) {
@@ -241,7 +254,7 @@ class Reducer {
       Vec<T> mine = share(own, (rank_ + 2 * workers_ - i - 1) % workers_);
       std::vector<Incoming> in =
           trade({{next, {{sum.value, bytes}}}}, {before}, mine.size * int64_t(sizeof(T)));
-      sent.sent += uint64_t(bytes + kFrameHead);
+      sent.sent += uint64_t(bytes + kFrameBytes);
       Vec<T> added;
       added.begin = mine.begin;
       added.size = mine.size;
@@ -279,7 +292,7 @@ class Reducer {
         continue;
       }
       const Incoming& one = in[size_t(i++)];
-      frames += uint64_t(one.frame.size + kFrameHead);
+      frames += uint64_t(one.frame.size + kFrameBytes);
       const int64_t begin = begin_of(w, total), size = begin_of(w + 1, total) - begin;
       result.pieces.push_back(open(one, begin, size, &result.meta, by));
     }

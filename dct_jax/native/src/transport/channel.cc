@@ -17,49 +17,19 @@
 namespace dct {
 namespace {
 
-constexpr uint32_t kFrameMagic = 0xDC7F7A3Eu;
-
-struct FrameHead {
-  uint32_t magic, sequence;
-  uint64_t length;
-};
-static_assert(sizeof(FrameHead) == kFrameHead);
-
 double now() {
   using clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(clock::now().time_since_epoch()).count();
 }
 
-// A frame on its way out: where we are in its pieces.
-struct Sending {
-  int peer;
-  FrameHead head;
-  std::vector<iovec> parts;
-  size_t part = 0;
-
-  void advance(size_t sent) {
-    while (part < parts.size() && sent >= parts[part].iov_len) sent -= parts[part++].iov_len;
-    if (part == parts.size()) return;
-    parts[part].iov_base = static_cast<char*>(parts[part].iov_base) + sent;
-    parts[part].iov_len -= sent;
-  }
-};
-
-// A frame on its way in: first its head, then its body.
-struct Receiving {
-  Incoming* to;
-  FrameHead head;
-  int64_t got = 0;  // bytes, head included
-  bool done() const { return got >= kFrameHead && got == kFrameHead + int64_t(head.length); }
-};
-
 bool try_again(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
 
-Channel::Channel(int rank, std::vector<int> sockets, std::vector<std::string> names, double timeout)
-    : rank_(rank), sockets_(std::move(sockets)), names_(std::move(names)), timeout_(timeout),
-      frames_out_(sockets_.size()), frames_in_(sockets_.size()) {
+Channel::Channel(int rank, std::vector<int> sockets, std::vector<std::string> names, const Patience& patience,
+                 bool checked)
+    : rank_(rank), sockets_(std::move(sockets)), names_(std::move(names)), patience_(patience), checked_(checked),
+      moved_(sockets_.size()), frames_out_(sockets_.size()), frames_in_(sockets_.size()) {
   // BBR, some systems' default, paces a connection by what it got lately. Here that is a share of the link in one
   // exchange and all of it in the next, so that it is always behind; CUBIC just fills the link.
   const int yes = 1;
@@ -93,9 +63,22 @@ void Channel::close_all() {
 }
 
 void Channel::fail(int peer, const std::string& what) {
-  broken_ = "worker " + std::to_string(peer) + " (" + names_[size_t(peer)] + ") " + what;
+  broken_ = "worker " + std::to_string(peer) + " (" + names_[size_t(peer)] + ") " + what + " (exchange " +
+            std::to_string(exchanges_) + ": " + exchange_ + ")";
   close_all();  // the others must not wait for us
   throw Failure(broken_);
+}
+
+void Channel::begin(uint32_t kind, std::string name) {
+  kind_ = kind;
+  exchange_ = std::move(name);
+  ++exchanges_;
+  begun_ = now();
+}
+
+int Channel::quietest(const std::vector<int>& peers) const {
+  return *std::min_element(peers.begin(), peers.end(),
+                           [&](int a, int b) { return moved_[size_t(a)] < moved_[size_t(b)]; });
 }
 
 void Channel::note(char what) {
@@ -119,54 +102,44 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
   if (!broken_.empty()) throw Failure("the channel is closed: " + broken_);
   const double begin = now();
   note('(');
-  std::vector<Sending> sends(out.size());
-  std::vector<Receiving> receives;
-  for (size_t i = 0; i < out.size(); ++i) {
-    Sending& s = sends[i];
-    s.peer = out[i].peer;
-    s.head = {kFrameMagic ^ kind_, frames_out_[size_t(s.peer)]++, 0};
-    s.parts.push_back({&s.head, sizeof s.head});
-    for (const Piece& piece : out[i].pieces) {
-      if (!piece.bytes) continue;
-      s.parts.push_back({const_cast<void*>(piece.data), size_t(piece.bytes)});
-      s.head.length += uint64_t(piece.bytes);
-    }
-    traffic_.sent += s.head.length + kFrameHead;
+  std::deque<FrameWriter> writers;  // which must stay where they are
+  std::vector<FrameReader> readers;
+  for (const Outgoing& o : out) {
+    writers.emplace_back(o.pieces, name_of(frames_out_[size_t(o.peer)]++));
+    traffic_.sent += uint64_t(writers.back().bytes());
+    moved_[size_t(o.peer)] = begin;
   }
-  for (Incoming& i : *in) receives.push_back({&i, {}, 0});
+  for (Incoming& i : *in) {
+    readers.emplace_back(&i, name_of(frames_in_[size_t(i.peer)]++));
+    moved_[size_t(i.peer)] = begin;
+  }
 
-  auto send_some = [&](Sending& s) {
-    while (s.part < s.parts.size()) {
+  auto send_some = [&](FrameWriter& w, int peer) {
+    while (!w.done()) {
+      std::vector<iovec>& parts = w.next();
       msghdr message{};
-      message.msg_iov = &s.parts[s.part];
-      message.msg_iovlen = s.parts.size() - s.part;
-      ssize_t n = sendmsg(sockets_[size_t(s.peer)], &message, MSG_NOSIGNAL);
+      message.msg_iov = parts.data();
+      message.msg_iovlen = parts.size();
+      const ssize_t n = sendmsg(sockets_[size_t(peer)], &message, MSG_NOSIGNAL);
       if (n < 0 && try_again(errno)) return;
-      if (n < 0) fail(s.peer, std::string("cannot be reached: ") + strerror(errno));
-      s.advance(size_t(n));
+      if (n < 0) fail(peer, std::string("cannot be reached: ") + strerror(errno));
+      w.advance(size_t(n));
+      moved_[size_t(peer)] = now();
     }
   };
-  auto receive_some = [&](Receiving& r) {
-    const int peer = r.to->peer;
+  auto receive_some = [&](FrameReader& r) {
+    const int peer = r.to()->peer;
     while (!r.done()) {
-      const bool in_head = r.got < kFrameHead;
-      uint8_t* at = in_head ? reinterpret_cast<uint8_t*>(&r.head) + r.got
-                            : r.to->frame.begin() + (r.got - kFrameHead);
-      int64_t left = in_head ? kFrameHead - r.got : kFrameHead + int64_t(r.head.length) - r.got;
-      ssize_t n = recv(sockets_[size_t(peer)], at, size_t(left), 0);
+      const FrameReader::Room room = r.room();
+      const ssize_t n = recv(sockets_[size_t(peer)], room.at, size_t(room.count), 0);
       if (n < 0 && try_again(errno)) return;
       if (n < 0) fail(peer, std::string("cannot be reached: ") + strerror(errno));
       if (n == 0) fail(peer, "has closed its connection; it, or a worker it depends on, has stopped");
-      r.got += n;
-      if (in_head && r.got == kFrameHead) {
-        if (r.head.magic != (kFrameMagic ^ kind_) || r.head.sequence != frames_in_[size_t(peer)]++) {
-          fail(peer, "is in another exchange than this worker; all must run the same program");
-        }
-        if (r.head.length > uint64_t(r.to->most)) {
-          fail(peer, "sends a frame of " + std::to_string(r.head.length) + " bytes where at most " +
-                         std::to_string(r.to->most) + " make sense");
-        }
-        r.to->frame = Block<uint8_t>(int64_t(r.head.length));
+      moved_[size_t(peer)] = now();
+      try {
+        r.take(n);
+      } catch (const BadFrame& bad) {
+        fail(peer, bad.what());
       }
     }
   };
@@ -182,27 +155,32 @@ void Channel::exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* 
       peers.push_back(peer);
       waits.push_back({sockets_[size_t(peer)], events, 0});
     };
-    for (Sending& s : sends) {
-      send_some(s);
-      if (s.part == s.parts.size()) continue;
-      want(s.peer, POLLOUT);
+    for (size_t i = 0; i < writers.size(); ++i) {
+      send_some(writers[i], out[i].peer);
+      if (writers[i].done()) continue;
+      want(out[i].peer, POLLOUT);
       if (in_turn) break;
     }
-    for (Receiving& r : receives) {
+    for (FrameReader& r : readers) {
       receive_some(r);
-      if (!r.done()) want(r.to->peer, POLLIN);
+      if (!r.done()) want(r.to()->peer, POLLIN);
     }
     if (waits.empty()) break;
-    const int left = int(std::max(0.0, std::min(1.0, progress + timeout_ - now())) * 1000) + 1;
+    const double until = std::min(progress + patience_.silence, begun_ + patience_.exchange);
+    const int left = int(std::max(0.0, std::min(1.0, until - now())) * 1000) + 1;
     const int ready = poll(waits.data(), nfds_t(waits.size()), left);
     const double time = now();
-    if (ready > 0) {
-      progress = time;
-    } else if (time - progress > timeout_) {
-      fail(peers[0], "has not answered for " + std::to_string(int64_t(timeout_)) + " s");
+    if (ready > 0) progress = time;
+    if (time - progress > patience_.silence) {
+      fail(quietest(peers), "has not answered for " + std::to_string(int64_t(patience_.silence)) +
+                                " s: it is gone or stuck, or waits for one that is");
+    }
+    if (time - begun_ > patience_.exchange) {
+      fail(quietest(peers), "was not done when the exchange had taken " + std::to_string(int64_t(patience_.exchange)) +
+                                " s, its deadline: it is too slow, or waits for one that is");
     }
   }
-  for (const Receiving& r : receives) traffic_.received += uint64_t(r.got);
+  for (const FrameReader& r : readers) traffic_.received += uint64_t(r.got());
   note(')');
   ++traffic_.calls;
   traffic_.seconds += now() - begin;
@@ -286,9 +264,9 @@ std::map<int64_t, std::shared_ptr<Channel>>& registry() {
 int64_t next_number = 0;
 }  // namespace
 
-int64_t open_channel(int rank, std::vector<int> sockets, std::vector<std::string> names,
-                     double timeout) {
-  auto made = std::make_shared<Channel>(rank, std::move(sockets), std::move(names), timeout);
+int64_t open_channel(int rank, std::vector<int> sockets, std::vector<std::string> names, const Patience& patience,
+                     bool checked) {
+  auto made = std::make_shared<Channel>(rank, std::move(sockets), std::move(names), patience, checked);
   std::lock_guard<std::mutex> lock(registry_mutex);
   registry()[next_number] = std::move(made);
   return next_number++;

@@ -25,7 +25,7 @@ constexpr int64_t kInTurnFrom = 1 << 16;
 
 // Counted since the channel was opened.
 struct Traffic {
-  uint64_t calls = 0, sent = 0, received = 0;  // bytes with frame heads
+  uint64_t calls = 0, sent = 0, received = 0;  // bytes with all of their frames
   double seconds = 0;  // spent in exchanges, waiting included
 };
 
@@ -34,10 +34,16 @@ struct Event {
   double time;  // seconds of the steady clock
 };
 
+// Seconds after which a worker counts as gone.
+struct Patience {
+  double silence;   // in which nothing was sent or received
+  double exchange;  // since an exchange began, whatever came: a worker that sends a byte now and then is gone, too
+};
+
 class Channel {
  public:
   // `sockets[i]` leads to worker i (-1 at `rank`); the channel owns them from now on.
-  Channel(int rank, std::vector<int> sockets, std::vector<std::string> names, double timeout);
+  Channel(int rank, std::vector<int> sockets, std::vector<std::string> names, const Patience& patience, bool checked);
   ~Channel();
   Channel(const Channel&) = delete;
 
@@ -48,19 +54,21 @@ class Channel {
   // The latest events, oldest first.
   std::vector<Event> timeline();
 
-  // Says what the next exchanges are about. A worker that says something else is in another program.
-  void begin(uint32_t kind) { kind_ = kind; }
+  // Begins an exchange of one or more rounds, and says what it is about. A worker that says something else is in
+  // another program. `name` is for errors.
+  void begin(uint32_t kind, std::string name);
 
   // Sends and receives whole frames: all at once, or (`in_turn`) sends one after the other. Throws Failure
-  // when a worker is gone, silent for longer than the timeout, in another call than we are, or about to send more
-  // than we are ready for; the channel is of no use then.
+  // when a worker is gone, silent or slow for longer than we have patience, in another call than we are, about to send
+  // more than we are ready for, or has sent what is damaged; the channel is of no use then.
   void exchange(const std::vector<Outgoing>& out, std::vector<Incoming>* in, bool in_turn = false);
 
   // One frame to and from every other worker: `pieces(peer)` goes out, frames of at most `most` bytes come back by
   // worker.
   std::vector<Incoming> exchange_all(const std::function<std::vector<Piece>(int)>& pieces, int64_t most);
 
-  // Closes the channel because of a worker, and throws a Failure that names it: "worker 3 (its name) `what`".
+  // Closes the channel because of a worker, and throws a Failure that names it: "worker 3 (its name) `what`
+  // (exchange 7: its name)".
   [[noreturn]] void fail(int peer, const std::string& what);
 
   // Closes a channel on which something else went wrong: the others must not wait for us.
@@ -78,14 +86,21 @@ class Channel {
 
  private:
   void close_all();
+  int quietest(const std::vector<int>& peers) const;
+  FrameName name_of(uint32_t sequence) const { return {kind_, sequence, checked_}; }
   void serve();
   void note(char what);
 
   int rank_;
   std::vector<int> sockets_;
   std::vector<std::string> names_;
-  double timeout_;
+  Patience patience_;
+  bool checked_;
   uint32_t kind_ = 0;
+  std::string exchange_;  // what `begin` said
+  uint64_t exchanges_ = 0;
+  double begun_ = 0;            // when the exchange did
+  std::vector<double> moved_;   // when something was last sent to a worker, or received from it
   std::string broken_;
   std::vector<uint32_t> frames_out_, frames_in_;  // by worker: both ends must count alike
   Traffic traffic_;
@@ -103,8 +118,8 @@ class Channel {
 
 // Opens a channel (its arguments are those of the constructor) and returns its number, by which handlers and Python
 // know it. Numbers are not used again.
-int64_t open_channel(int rank, std::vector<int> sockets, std::vector<std::string> names,
-                     double timeout);
+int64_t open_channel(int rank, std::vector<int> sockets, std::vector<std::string> names, const Patience& patience,
+                     bool checked);
 
 // The channel of a number. Throws Failure if it is not open.
 std::shared_ptr<Channel> channel(int64_t number);

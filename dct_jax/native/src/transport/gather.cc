@@ -9,13 +9,11 @@ namespace {
 
 constexpr uint32_t kGatherKind = 0x6A7, kScatterKind = 0x5CA;  // no reduction hashes to them but by chance
 
-// Ends the exchange unless a frame is one message, whole: what lies behind a shorter one would be taken for its rest.
+// Ends the exchange unless a frame is one message, whole.
 void check_message(Channel& channel, const Incoming& in) {
-  const auto* words = reinterpret_cast<const uint32_t*>(in.frame.begin());
-  const int64_t size = in.frame.size;
-  if (size < 4 * kHeader || size != 4 * int64_t(words[word::kLength])) {
-    channel.fail(in.peer, "sent a message of " + std::to_string(size) + " bytes, which is not what its header says");
-  }
+  if (whole_message(in.frame)) return;
+  channel.fail(in.peer, "sent a message of " + std::to_string(in.frame.size) +
+                            " bytes, which is not what its header says");
 }
 
 ffi::Error write_gathered(const Gathering& from, ffi::ResultBuffer<ffi::U32>& out) {
@@ -51,7 +49,7 @@ ffi::Error ScatterMessages(ffi::Buffer<ffi::U32> messages, ffi::ResultBuffer<ffi
     }
     auto row = [&](int64_t w) { return messages.typed_data() + w * capacity; };
     std::vector<Incoming> in = exchanging(*on, [&] {
-      on->begin(kScatterKind);
+      on->begin(kScatterKind, "messages to their owners");
       auto pieces = [&](int peer) -> std::vector<Piece> {
         return {{row(peer), 4 * used_words(row(peer), capacity)}};
       };
@@ -85,7 +83,7 @@ std::vector<uint32_t> used_words(ffi::Buffer<ffi::U32>& message) {
 }
 
 void Gathering::run(Channel& channel) {
-  channel.begin(kGatherKind);
+  channel.begin(kGatherKind, "an all-gather of messages");
   std::vector<Incoming> in = channel.gather({{own_.data(), int64_t(4 * own_.size())}}, bulk_, 4 * most_words_);
   frames_.resize(size_t(channel.size()));
   for (Incoming& i : in) {

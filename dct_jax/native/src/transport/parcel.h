@@ -19,7 +19,7 @@ struct Meta {
   uint64_t wanted = 0;                  // words of the longest message
   uint64_t encoded = 0, missing = 0;    // words of all messages
   uint64_t entries = 0;                 // of all messages
-  uint64_t sent = 0;                    // bytes that these workers have sent, frame heads included
+  uint64_t sent = 0;                    // bytes that these workers have sent, all of their frames
   uint64_t present = 0;                 // coordinates of the result that somebody has sent
 
   // Takes in what other workers know.
@@ -71,8 +71,8 @@ struct Parcel {
     return {{&head, sizeof head}, {words.begin(), 4 * words.size}, values};
   }
 
-  // Bytes on the wire, the frame's head included.
-  int64_t bytes() const { return kFrameHead + int64_t(sizeof head) + 4 * words.size + values.bytes; }
+  // Bytes on the wire, all of the frame included.
+  int64_t bytes() const { return kFrameBytes + int64_t(sizeof head) + 4 * words.size + values.bytes; }
 };
 
 // A vector as it is: dense, or sparse with indices in the codec that is wished for (kAuto: the shortest).

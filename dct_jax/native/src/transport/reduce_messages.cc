@@ -79,7 +79,7 @@ class MessageReduction : public Task {
     for (int64_t w = 0; w < gathering_->workers(); ++w) {
       const uint32_t* words = gathering_->words(w);
       streams.push_back(form_.read(words, gathering_->length(w)));
-      meta.sent += uint64_t(4 * gathering_->length(w) + kFrameHead) * uint64_t(workers_ - 1);
+      meta.sent += uint64_t(4 * gathering_->length(w) + kFrameBytes) * uint64_t(workers_ - 1);
       if (!streams.back().ok) {
         ++meta.corrupt;
         continue;
