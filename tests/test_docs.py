@@ -123,8 +123,10 @@ def test_the_compressor_that_is_added_to_the_library():
 
   import jax.numpy as jnp
 
+  from dct_jax.compressors import stream
+  from dct_jax.contract import Compressor
   block = re.search(r'^ +```python\n(.*?)```', (GUIDES / 'add_a_compressor.md').read_text(), re.S | re.M).group(1)
-  names = {'jnp': jnp}
+  names = {'stream': stream, 'jnp': jnp, 'Compressor': Compressor}
   exec(textwrap.dedent('     ' + block.lstrip()), names)
   compressor = names['positive_part'](dense_below=0)
   layers, zero = (jnp.array([1.0, -2.0, 3.0, 0.0]),), (jnp.zeros(4),)
