@@ -133,7 +133,7 @@ def train_one(config, workdir):
                                    mesh, batch_spec=solver.spec)
   measure = train.make_eval(functools.partial(linear.measure, config.loss), mesh)
   fixed = config.to_dict() | {'passes': 'any number'}  # a resumed run may go on for longer
-  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed, keep=1)
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', fixed, keep=2)
   specs = jax.tree.map(lambda _: PartitionSpec(), state)
   weights, state, start = experiment.resume(checkpoints, weights, state, specs, mesh)
 

@@ -72,7 +72,7 @@ def train_one(config, workdir):
 
   params = model.init(jax.random.PRNGKey(config.seed), data['train']['x'][:1])
   params, state, specs = dct_jax.init(tx, params, mesh)
-  checkpoints = train.Checkpoints(workdir / 'checkpoints', experiment.settings(config), keep=1)
+  checkpoints = train.Checkpoints(workdir / 'checkpoints', experiment.settings(config), keep=2)
   params, state, start = experiment.resume(checkpoints, params, state, specs, mesh)
 
   step = train.make_step(lambda p, b: measure(p, b)['loss'], tx, mesh, specs)

@@ -56,6 +56,14 @@ def test_common_flags_say_what_they_do():
   assert [text for _, text in experiment.COMMON.values() if not is_help(text)] == []
 
 
+def test_options_of_commands_say_what_they_do():
+  calls = [(path.name, node) for path in (*FILES, *sorted((ROOT / 'dct_jax').rglob('__main__.py')))
+           for node in ast.walk(ast.parse(path.read_text())) if called(node) == 'add_argument']
+  assert len(calls) > 20
+  assert [f'{name}: {ast.unparse(node)}' for name, node in calls
+          if node.args and not any(k.arg == 'help' for k in node.keywords)] == []
+
+
 @pytest.mark.parametrize('text', [
     'See the configuration.', 'Steps.', 'Of the tables, if another one.', 'no capital here.'])
 def test_what_is_no_help(text):

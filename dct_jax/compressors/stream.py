@@ -114,10 +114,9 @@ class StreamFormat:
     """A compressor from what differs: state, selection, and the usual number of units sent.
 
     Args:
-      init: layers -> state.
-      compress: (layers, residual, state, Quota) -> (Selected, state), for the layers that entries
-        are selected from.
-      nominal: layers that entries are selected from -> expected number of units.
+      init: layers that entries are selected from -> state.
+      compress: (the same layers, their residual, state, Quota) -> (Selected, state).
+      nominal: the same layers -> expected number of units.
     """
 
     def whole_compress(layers, residual, state, room) -> Packed:

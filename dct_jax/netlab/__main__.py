@@ -51,7 +51,7 @@ def _add_check(known):
 
 
 def _add_lab(parser):
-  parser.add_argument('--hosts', type=int, default=4)
+  parser.add_argument('--hosts', type=int, default=4, help='of the lab')
   parser.add_argument('--delay', help="one way: '1ms'")
   parser.add_argument('--loss', help="of packets: '0.1%%'")
   parser.add_argument('--burst', help='bytes that may pass at once after a rest')
@@ -90,9 +90,9 @@ def _check(flags):
 def _add_advise(known):
   advise = known.add_parser('advise', help='will compression pay off here?',
                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-  advise.add_argument('--parameters', type=float, required=True, help='of the model')
+  advise.add_argument('--parameters', type=float, required=True, help='of the model: 20000000, or 20e6')
   advise.add_argument('--sparsity', type=float, default=0.99, help='share of the gradient that stays behind')
-  advise.add_argument('--workers', type=int, default=4)
+  advise.add_argument('--workers', type=int, default=4, help='that exchange gradients')
   advise.add_argument('--rate', default='1gbit', help='of every link')
   advise.add_argument('--latency', type=float, default=1.0, help='of a round, in milliseconds')
   advise.add_argument('--costs', help='file of `calibrate`, instead of workers, rate and latency')
@@ -122,7 +122,7 @@ def _advise(flags):
 def _add_calibrate(known):
   command = known.add_parser('calibrate', help='measure this mesh; run it on every host')
   command.add_argument('--save', required=True, help='where the costs go (JSON)')
-  command.add_argument('--seconds', type=float, default=60.0)
+  command.add_argument('--seconds', type=float, default=60.0, help='that the measurement may take, about')
   command.set_defaults(action=_calibrate)
 
 

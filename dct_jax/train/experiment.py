@@ -264,7 +264,7 @@ def _keep_settings(config, path):
 def choose(config: Any, variants: Mapping[str, Mapping[str, Any]], variant: str) -> Any:
   """A configuration with what makes one variant differ; for `get_config` of a configuration file."""
   if variant not in variants:
-    raise ValueError(f'variant must be one of {tuple(variants)}, got {variant=}')
+    raise ValueError(f'the method must be one of {", ".join(variants)}, got {variant!r}')
   config.method = variant
   config.update(variants[variant])
   return config

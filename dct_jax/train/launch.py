@@ -295,8 +295,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
   parser = commands.Parser(
       'dct_jax.train.launch', description='Starts several processes of a program on this machine.')
-  parser.add_argument('--processes', type=int, required=True)
-  parser.add_argument('--devices-per-process', type=int, default=1)
+  parser.add_argument('--processes', type=int, required=True, help='of the program, on this machine')
+  parser.add_argument('--devices-per-process', type=int, default=1, help='workers of each process')
   parser.add_argument('--timeout', type=float, help='seconds after which all are ended')
   add_flags(parser)
   parser.add_argument('program', nargs='+', help='after --: program and arguments')

@@ -103,8 +103,8 @@ def pass_table(histories: Histories, baseline: str = 'dense') -> TableText:
   return _aligned(rows)
 
 
-def activation_table(histories: Histories) -> TableText:
-  """Bytes of a worker's activations at the cuts of its model in the last step, both ways, against dense ones.
+def activation_table(histories: Histories) -> str | TableText:
+  """Bytes of a worker's activations at the cuts of its model in the last step, both ways; '' without any cut.
 
   Cuts between stages send them. Those inside of a worker send nothing: bytes are what would cross.
 
@@ -112,6 +112,8 @@ def activation_table(histories: Histories) -> TableText:
     histories: with `activation_forward_bytes`, `activation_backward_bytes` and `activation_dense_bytes` (of one
       way) in their lines; runs without a cut have zeros, or none of these.
   """
+  if not any(lines[-1].get('activation_dense_bytes') for lines in histories.values()):
+    return ''
   rows = [['at the cuts, encoded', 'forward B/step', 'backward B/step', 'dense B/step, each', 'compression', 'sent']]
   for name, lines in histories.items():
     forward, backward, dense = (lines[-1].get(f'activation_{k}_bytes', 0.0) for k in ('forward', 'backward', 'dense'))

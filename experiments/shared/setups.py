@@ -25,7 +25,7 @@ class Setup(NamedTuple):
   whole: Callable = lambda params, state: params  # parameters with the tables that are in the state instead
 
 
-def in_one_piece(step, predict, placed, mesh, keep=1, **more):
+def in_one_piece(step, predict, placed, mesh, keep=2, **more):
   """A `Setup` of a model that every worker has whole.
 
   Args:

@@ -50,7 +50,7 @@ def test_help_lists_settings_and_where_to_run():
 
 
 @pytest.mark.parametrize(('flag', 'message'), [
-    ('--resume', 'needs the --workdir'), ('--method=magic', "variant='magic'"),
+    ('--resume', 'needs the --workdir'), ('--method=magic', "got 'magic'"),
     ('--num_processes=0', 'num_processes'), ('more', 'there are only flags'), ('--colour=red', 'colour'),
     ('--steps=many', 'steps'), ('--steps=0', '--steps must be at least 1'), ('--workers=-1', '--workers'),
     ('--sparsity=1.5', '--sparsity must be in'), ('--lifespan=0', 'lifespan=0'), ('--value_codec=int3', 'int3'),

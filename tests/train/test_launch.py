@@ -73,7 +73,7 @@ def test_a_failure_ends_all(tmp_path):
 def test_replicas_that_differ_are_refused(tmp_path):
   code, output = run('differ', tmp_path, 2)
   assert code == 1
-  assert "1 of 15 replicated values differ between processes, the first is [0]['w1']" in output
+  assert "replicated values differ between workers, the first is [0]['w1'], of which workers [0] have" in output
 
 
 @pytest.mark.parametrize(('number', 'code', 'how'), [

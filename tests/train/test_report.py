@@ -46,3 +46,4 @@ def test_cuts_inside_of_a_worker_send_nothing():
   rows = report.activation_table({'inside': [bytes_of], 'stages': [bytes_of | {'total_crossed_bytes': 20}],
                                   'none': [{}]}).splitlines()
   assert [row.split()[-1] for row in rows] == ['sent', 'no', 'yes', '0']
+  assert report.activation_table({'none': [{}], 'dense': [{'activation_dense_bytes': 0.0}]}) == ''

@@ -147,7 +147,7 @@ def test_values_with_commas_have_semicolons_between_them():
     (('digits_mlp', '--grid=sparsity=0.9,high'), '--sparsity=high'),
     (('digits_mlp', '--grid=sparse=1'), 'no flag --sparse'),
     (('digits_mlp', '--grid=sparsity=0.9,1.5'), 'sparsity=1.5'),
-    (('digits_mlp', '--grid=method=dct,magic'), "variant='magic'"),
+    (('digits_mlp', '--grid=method=dct,magic'), "got 'magic'"),
     (('digits_mlp', '--grid=workdir=a,b'), '--workdir is not for sweeps'),
     (('digits_mlp', '--grid=seed=0', '--', '--seed=1'), 'behind -- as well'),
     (('digits_mlp', '--grid=seed=0', '--', '--stepz=1'), "'stepz'"),
