@@ -54,6 +54,13 @@ def broken(path, text):
   return lost
 
 
+@pytest.mark.parametrize('name', [name for name in pages() if name.endswith('.md')])
+def test_lines_can_be_read(name):
+  """But for tables and where they come from, which a page has as they are."""
+  lines = FENCED.sub('', pages()[name].read_text()).splitlines()
+  assert [x for x in lines if len(x) > 120 and not re.match(r' *(\||<small>)', x)] == []
+
+
 @pytest.mark.parametrize('name', pages())
 def test_links_lead_somewhere(name):
   path = pages()[name]

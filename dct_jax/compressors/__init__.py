@@ -1,5 +1,6 @@
 """Compressors: layers + residual -> one message + what is left. One method a file."""
 
+from dct_jax.compressors import linear, stream
 from dct_jax.compressors.block_top_k import block_top_k
 from dct_jax.compressors.cast import cast
 from dct_jax.compressors.dct_threshold import DctThresholdState, dct_threshold
@@ -21,4 +22,5 @@ __all__ = [
     'TopKState', 'block_top_k', 'bucket_top_k', 'cast', 'dct_threshold', 'drain', 'empty_residual',
     'error_feedback', 'identity', 'int8', 'one_bit', 'power_sgd', 'qsgd', 'random_k', 'sampled_top_k',
     'sign_vote', 'stochastic_ternary', 'three_lc', 'top_k',
+    'linear', 'stream',  # modules with what compressors of one's own are made of
 ]

@@ -115,6 +115,7 @@ def dct_threshold(
     selected = stream.pack(layers, residual, tau, None, quota, value_codec)
     usual = state.usual
     if tracking:
+      assert selected.wanted_by_layer is not None, 'the fused pass counts'
       kept = jnp.array([x.size for x in layers], jnp.uint32) - rank + 1
       ratio = (selected.wanted_by_layer + 1).astype(jnp.float32) / (kept + 1).astype(jnp.float32)
       # A mean over some steps: residuals that reach a threshold together come in waves, all, then none.

@@ -24,6 +24,7 @@ from dct_jax.contract import (
     Room,
     Rounds,
     Size,
+    Unpacked,
 )
 
 FLAG_WORDS = 1
@@ -72,7 +73,7 @@ def residual_after(room: Room, residual: Layers, exact: Layers, sent: Layers) ->
   return jax.tree.map(left, tuple(residual), tuple(exact), tuple(sent))
 
 
-def settle_by(decompress):
+def settle_by(decompress: Callable[[jax.Array, Layers, Any], Unpacked]) -> Callable[..., Layers]:
   """`settle` for any compressor, by reading the worker's own message."""
 
   def settle(mode, message, residual, state):

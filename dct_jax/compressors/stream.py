@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ class StreamFormat:
       left.append(jnp.where(live == 0, e, (x - sent).reshape(e.shape)))
     return values.to_words(flat, self.value_codec), tuple(left)
 
-  def decompress(self, messages: jax.Array, layers: Layers, state=None) -> Unpacked:
+  def decompress(self, messages: jax.Array, layers: Layers, state: Any = None) -> Unpacked:
     del state  # a stream explains itself
     layout = self.layout(layers)
     sparse, dense = layout.split(layers)
@@ -102,7 +103,7 @@ class StreamFormat:
     entries = jnp.where(head.length > header.WORDS, head.entries * self.unit + layout.num_dense, 0)
     return Unpacked(layout.merge(sums[:len(sparse)], sums[len(sparse):]), intact, intact * entries)
 
-  def settle(self, mode: jax.Array, message: jax.Array, residual: Layers, state=None) -> Layers:
+  def settle(self, mode: jax.Array, message: jax.Array, residual: Layers, state: Any = None) -> Layers:
     del state
     layout = self.layout(residual)
     sparse, dense = layout.split(residual)
@@ -110,12 +111,14 @@ class StreamFormat:
                          unit=self.unit, value_codec=self.value_codec)
     return layout.merge(out[:len(sparse)], out[len(sparse):])
 
-  def compressor(self, init, compress, nominal) -> Compressor:
+  def compressor(self, init: Callable[[Layers], Any],
+                 compress: Callable[[Layers, Layers | None, Any, Quota], tuple[kernels.Selected, Any]] | None,
+                 nominal: Callable[[Layers], int]) -> Compressor:
     """A compressor from what differs: state, selection, and the usual number of units sent.
 
     Args:
       init: layers that entries are selected from -> state.
-      compress: (the same layers, their residual, state, Quota) -> (Selected, state).
+      compress: (the same layers, their residual, state, Quota) -> (Selected, state); None if all layers travel whole.
       nominal: the same layers -> expected number of units.
     """
 
@@ -123,7 +126,7 @@ class StreamFormat:
       layout = self.layout(layers)
       sparse, _ = layout.split(layers)
       old = layout.split(residual)[0] if residual is not None else None
-      if sparse:
+      if sparse and compress is not None:
         selected, state = compress(sparse, old, state, self.quota(room, layout))
       else:
         selected = nothing(old)
@@ -139,27 +142,29 @@ class StreamFormat:
         stream=self)
 
 
-def nothing(residual) -> kernels.Selected:
+def nothing(residual: Layers | None) -> kernels.Selected:
   """No layer is large enough to select from."""
   zero = jnp.zeros((), jnp.uint32)
   return kernels.Selected(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.float32), zero, None, zero, residual)
 
 
-def pack(layers, residual, tau, ties, quota: Quota, value_codec: str, segment: int = 0):
+def pack(layers: Layers, residual: Layers | None, tau: jax.Array, ties: jax.Array | None, quota: Quota,
+         value_codec: str, segment: int = 0) -> kernels.Selected:
   """Selects by thresholds: the fused kernel."""
   return kernels.pack(
       layers, residual, tau, ties, limit=quota.limit, live=quota.live, capacity=quota.most,
       segment=segment, value_codec=value_codec)
 
 
-def as_units(layers, residual, unit: int):
+def as_units(layers: Layers, residual: Layers | None, unit: int) -> jax.Array:
   """layers + residual as float32[units, unit], the last unit of each layer padded with zeros."""
   sums = add_residual(layers, residual)
   # Joined before it is cut into units: XLA copies every layer that becomes a column.
   return jnp.concatenate([jnp.pad(x, (0, -x.size % unit)) for x in sums]).reshape(-1, unit)
 
 
-def pick(units, residual, index, count, quota: Quota, value_codec: str, wanted=None) -> kernels.Selected:
+def pick(units: jax.Array, residual: Layers | None, index: jax.Array, count: jax.Array, quota: Quota, value_codec: str,
+         wanted: jax.Array | None = None) -> kernels.Selected:
   """Packs the units at `index`, or as many of them as there is room for, every layer cut alike.
 
   Args:
@@ -187,7 +192,7 @@ def pick(units, residual, index, count, quota: Quota, value_codec: str, wanted=N
   return kernels.Selected(index, value.reshape(-1), wanted, None, sent, residual)
 
 
-def cut_units(units, like):
+def cut_units(units: jax.Array, like: Layers) -> list[jax.Array]:
   """The inverse of `as_units`, in the shapes of `like`."""
   out, at = [], 0
   for x in like:
