@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from marks import slow
 from reference import rivals
 from reference import s2 as oracle
 
@@ -53,6 +54,7 @@ def test_the_error_of_a_sketch(rows, lam, want):
   assert error == pytest.approx(want, rel=0.06)
 
 
+@pytest.mark.slow
 def test_where_it_contracts():
   """Block top-k does, as Theorem 2 says; with a sketch it does above lambda = 1 and not below it."""
   g = np.random.default_rng(0).standard_normal(64 * 16).astype(np.float32)
@@ -73,7 +75,7 @@ def test_where_it_contracts():
   assert left(dct_jax.s2(0.5, rungs=2)) > 1
 
 
-@pytest.mark.parametrize('rows', [1, 3])
+@pytest.mark.parametrize('rows', [3, *slow(1)])
 def test_blocks_of_a_gradient_are_algorithm_1(native, rows):
   """On several workers with several layers, of which one travels whole and one has a last block that is shorter."""
   workers, unit = 3, 8
@@ -140,7 +142,7 @@ def test_feedback_of_the_own_error_stays_bounded_when_it_is_shrunk():
   assert grown[-1] > 100 * grown[0]
 
 
-@pytest.mark.parametrize('values', ['float32', 'int16'])
+@pytest.mark.parametrize('values', ['float32', *slow('int16')])
 def test_what_is_fed_back_is_all_that_was_not_told(values):
   """Rounding to narrow values included: the residuals and the sum are the gradients, in every step."""
   rng, workers = np.random.default_rng(0), 8
@@ -183,7 +185,7 @@ def test_workers_round_narrow_values_independently():
   assert 0 < np.sqrt(np.mean(error**2)) < 0.25 * level  # 0.41 for one, 0.14 for the mean of eight
 
 
-@pytest.mark.parametrize('lam', [2.0, 0.13])
+@pytest.mark.parametrize('lam', [0.13, *slow(2.0)])
 def test_training_logs_both_lambdas_and_warns_of_a_load_that_only_a_step_can_tell(lam, caplog):
   mesh = dct_jax.make_mesh(2)
   blocks = dct_jax.block_top_k(1.0, 4, dense_below=0)
@@ -199,7 +201,7 @@ def test_training_logs_both_lambdas_and_warns_of_a_load_that_only_a_step_can_tel
   assert ('too small for its load' in caplog.text) == (lam < 1)
 
 
-@pytest.mark.parametrize('shared', [0, 4, 8])
+@pytest.mark.parametrize('shared', [4, *slow(0, 8)])
 def test_a_sketch_is_sized_by_the_union_whatever_workers_have_in_common(shared):
   workers, unit, own, lam = 4, 16, 8, 0.5
   blocks = dct_jax.block_top_k(own / 512, unit, dense_below=0)

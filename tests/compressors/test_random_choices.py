@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from marks import slow
 
 import dct_jax
 from dct_jax.compressors import drain
@@ -59,13 +60,14 @@ CHOOSERS = {
 }
 
 
-@pytest.mark.parametrize('name', CHOOSERS)
+@pytest.mark.parametrize('name', ['qsgd', *slow(*(name for name in CHOOSERS if name != 'qsgd'))])
 def test_choices_differ_by_group_layer_worker_and_step(name):
   found = [layer for c in CONTEXTS for layer in sender(name)(**c)]
   for a, b in itertools.combinations(found, 2):
     assert_unlike(a, b)
 
 
+@pytest.mark.slow
 def test_shared_choices_differ_by_group_layer_and_step_but_not_by_worker():
   layers = (jnp.ones(SIZE), jnp.ones(SIZE))
 
@@ -104,7 +106,7 @@ def test_first_factors_differ_by_group_and_layer():
     assert abs(np.corrcoef(a, b)[0, 1]) < CHANCE / np.sqrt(a.size)
 
 
-@pytest.mark.parametrize('period', [2, 3, 10])
+@pytest.mark.parametrize('period', [3, *slow(2, 10)])
 def test_drained_entries_are_random_and_differ(period):
   """Every offset is drawn, 0 included; layers, groups, workers and steps draw apart."""
   offsets = np.array([[np.argmax(layer) for layer in drained(period, group, step, worker)]
@@ -151,7 +153,7 @@ GROUPED = {
 
 
 @pytest.mark.parametrize('name', [*GROUPED, 'drain'])
-@pytest.mark.parametrize('how', ['multi_transform', 'bucketed_mean'])
+@pytest.mark.parametrize('how', ['bucketed_mean', *slow('multi_transform')])
 def test_groups_and_buckets_choose_apart(name, how):
   """Two equal layers with equal gradients, made by the same call in two groups: what is told of them differs."""
   def make():

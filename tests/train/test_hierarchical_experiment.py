@@ -24,6 +24,7 @@ def shared(monkeypatch):
     del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_figures(tmp_path):
   flags = (*TINY, f'--workdir={tmp_path / "runs"}', f'--out={tmp_path / "out/found.json"}', f'--pictures={tmp_path}')
   done = commands.run('hierarchical_figures', *flags)
@@ -47,6 +48,7 @@ def test_figures(tmp_path):
   assert again.returncode and 'learning_rate was 0.005, got 0.5' in again.stderr  # runs are not mixed
 
 
+@pytest.mark.slow
 def test_clock(shared, tmp_path, monkeypatch):
   clocks, pictures, tables = shared
   from dct_jax.partition import ready

@@ -56,7 +56,7 @@ def test_a_densenet_learns_with_sparse_gradients(tmp_path):
 
 @pytest.mark.parametrize(('flag', 'message'), [
     ('--model=zip', 'model must be one of'), ('--feed_back', 'feed_back is for a compressor'),
-    ('--depth=10', 'depth must be 6 n'), ('--data=nowhere', 'no directory nowhere')])
+    ('--depth=10', 'depth must be 6 n'), ('--data=nowhere', 'no such file or directory')])
 def test_bad_settings_are_refused(flag, message, tmp_path):
   done = run('--steps=1', f'--workdir={tmp_path}', flag)
   assert done.returncode

@@ -13,7 +13,7 @@ from dct_jax import train
 pytestmark = pytest.mark.plain_code
 
 KEYS = {'loss', 'encoded_bytes', 'moved_bytes', 'sent_bytes', 'overflow_bytes', 'density',
-        'nonfinite', 'drained'}
+        'nonfinite', 'drained', 'corrupt', 'refused'}
 
 
 def one_step(p, step=None, batch=None):

@@ -65,6 +65,7 @@ def assert_equal_to_rounding(a, b):
     np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_processes_equal_the_simulation_and_have_sent_what_they_say(tmp_path):
   """Laws 4 and 5, a step included in which one worker's gradient is not a number: all skip it."""
   run('train', tmp_path)

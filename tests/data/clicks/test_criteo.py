@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from marks import slow
 
 from dct_jax.data import clicks, text
 from dct_jax.data.clicks import criteo
@@ -304,7 +305,7 @@ def test_empty_columns(shared_data, tmp_path, kind):
   assert filled == [6, 9, 14, 17, 20, 22, 23]
 
 
-@pytest.mark.parametrize('pack', [gzip.compress, lzma.compress])
+@pytest.mark.parametrize('pack', [gzip.compress, *slow(lzma.compress)])
 def test_a_file_that_is_cut_off_is_named_and_leaves_nothing(tmp_path, monkeypatch, pack):
   monkeypatch.setattr(criteo, 'BLOCK', 1000)
   path, packed = tmp_path / 'log.tsv.packed', pack(b''.join(np.random.default_rng(0).permutation(ROWS * 400)))
