@@ -39,6 +39,11 @@ class StageCheckpoints:
     self._stages = {s: Checkpoints(os.path.join(self.directory, f'stage{s}'), config, max(keep, 2), owners[s])
                     for s in meshes}
 
+  def claim(self) -> None:
+    """As of `Checkpoints`, of every stage of this process."""
+    for c in self._stages.values():
+      c.claim()
+
   def latest(self) -> int | None:
     """The last step that all stages have saved; every process must ask."""
     return max(self._common(), default=None)

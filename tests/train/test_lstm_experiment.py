@@ -86,7 +86,7 @@ def test_the_synthetic_text_says_what_is_best(tmp_path):
     (('--rows=telepathy',), "got config.rows='telepathy'"),
     (('--feed_back',), 'feed_back is for a compressor'),
     *slow((('--rows=split',), 'rows=split needs a process'),
-          (('--data=nowhere',), 'there is no directory nowhere'),
+          (('--data=nowhere',), 'no such file or directory'),
           (('--softmax=hard',), "one of .'sampled', 'full'"),
           (('--compressor=zip',), "got config.compressor='zip'"),
           (('--negatives=2001',), 'negatives are different words|as many words to draw'),

@@ -115,7 +115,7 @@ def assert_rows_are_summed(directory):
 @pytest.mark.slow
 def test_after_a_death_the_others_say_who_and_a_second_launch_goes_on(tmp_path):
   """SIGKILL in mid-training; then the same loss, and the same bits, as a run that nobody disturbed."""
-  place = os.environ | launch._place(None, process.WORKERS, 1) | ENVIRONMENT
+  place = os.environ | launch._place(None, range(process.WORKERS), 1) | ENVIRONMENT
   children = [subprocess.Popen(
       [sys.executable, PROGRAM, 'die', str(tmp_path)], env=place | {'DCT_JAX_PROCESS_ID': str(i)}, text=True,
       stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for i in range(process.WORKERS)]

@@ -284,7 +284,7 @@ def test_descriptors_of_strangers_are_closed(honest):
 def test_a_run_goes_on_among_strangers(tmp_path, encrypted):
   """Two processes that train, and strangers at all of their ports from the first moment to the last."""
   program = str(ROOT / 'tests/transport/process.py')
-  place = os.environ | launch._place(None, 2, 1) | {'PYTHONPATH': str(ROOT)}
+  place = os.environ | launch._place(None, range(2), 1) | {'PYTHONPATH': str(ROOT)}
   if encrypted:
     certificates.make_authority(tmp_path)
     place['DCT_JAX_TLS'] = str(tmp_path)
